@@ -18,7 +18,7 @@ from tfscale.pipeline.planning.looped_schedules import interleaved
 from tfscale.pipeline.planning.looped_schedules import zb_h1
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
-from tfscale.pipeline.tracing.keys import Losses
+from tfscale.pipeline.tracing.keys import LOSSES
 from tfscale.pipeline.tracing.keys import Target
 from tfscale.pipeline.tracing.phases import Phase
 
@@ -165,7 +165,7 @@ class RanksTest(parameterized.TestCase):
         def keys(key):
             return tuple((rank, key) for rank in range(2))
 
-        forward = Phase(total, keys(Target(0)), keys(Losses()))
+        forward = Phase(total, keys(Target(0)), keys(LOSSES))
         ranks = [
             Tensors({}, {}, {}, [{Target(0): x + m} for m in range(2)])
             for x in tf.constant([1.0, 10.0])
@@ -179,7 +179,7 @@ class RanksTest(parameterized.TestCase):
         self.assertEqual(calls, [[1.0, 10.0], [2.0, 11.0]])
         self.assertEqual(
             [
-                [float(m[Losses()]) for m in of_rank.microbatches]
+                [float(m[LOSSES]) for m in of_rank.microbatches]
                 for of_rank in ranks
             ],
             [[11.0, 13.0], [-11.0, -13.0]],
@@ -203,7 +203,7 @@ class RanksTest(parameterized.TestCase):
                 *[tf.TensorSpec(())] * num_ranks
             )
             keys_in = tuple((rank, Target(0)) for rank in range(num_ranks))
-            keys_out = tuple((rank, Losses()) for rank in range(num_ranks))
+            keys_out = tuple((rank, LOSSES) for rank in range(num_ranks))
             run_schedule(
                 [Action("F", 0, m) for m in range(3)],
                 [{"F": Phase(function, keys_in, keys_out)}],

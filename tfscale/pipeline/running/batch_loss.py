@@ -46,13 +46,13 @@ class BatchLoss:
         )
         with tf.device(self._device):
             self._shares = self._find_shares()
-        of_rows = self.shard.share_of(self._all(keys.Rows()))
-        self._set(keys.AddedScale(), loss_scale * of_rows)
+        of_rows = self.shard.share_of(self._all(keys.ROWS))
+        self._set(keys.ADDED_SCALE, loss_scale * of_rows)
         if self._shares is not None:
             is_vector = tf.constant([x.is_vector for x in self._losses])
             # What is not reduced is minimised as a sum.
             counts = tf.where(is_vector, self._counts(), self._shares)
-            self._set(keys.LossScale(), loss_scale * weights * counts)
+            self._set(keys.LOSS_SCALE, loss_scale * weights * counts)
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """This replica's part of the loss, and of each single loss.
@@ -69,14 +69,14 @@ class BatchLoss:
         total, single = tf.zeros((), losses.precision()), []
         if self._shares is None:
             self._shares = self._find_shares()
-        of_rows = self.shard.share_of(self._all(keys.Rows()))
+        of_rows = self.shard.share_of(self._all(keys.ROWS))
         for stage in range(len(self._program.stages)):
             key = keys.AddedLoss(stage)
             if key in self.tensors.microbatches[0]:
                 added = tf.math.multiply_no_nan(self._all(key), of_rows)
                 total += tf.reduce_sum(added)
         if self._shares is not None:
-            means = self._all(keys.Losses())
+            means = self._all(keys.LOSSES)
             single = tf.unstack(
                 tf.reduce_sum(
                     tf.math.multiply_no_nan(means, self._shares), axis=0
@@ -96,15 +96,15 @@ class BatchLoss:
         if not self._losses:
             return None
         for microbatch in microbatches:
-            if keys.Divisors() not in microbatch:
+            if keys.DIVISORS not in microbatch:
                 known = {**tensors.shared, **tensors.states, **microbatch}
                 microbatch.update(self._program.divisors.run(known))
         counts = self._counts()
-        divisors = counts * self._all(keys.Divisors())
+        divisors = counts * self._all(keys.DIVISORS)
         total = self.shard.totals(tf.reduce_sum(divisors, axis=0))
         for microbatch in microbatches:
-            microbatch[keys.Totals()] = total
-            microbatch[keys.AllRows()] = self.shard.all_rows
+            microbatch[keys.TOTALS] = total
+            microbatch[keys.ALL_ROWS] = self.shard.all_rows
         return losses.shares(self._losses, divisors, total, counts)
 
     def _all(self, key):
@@ -120,4 +120,4 @@ class BatchLoss:
 
     def _counts(self):
         """1 for each microbatch that has rows, else 0: `[microbatches, 1]`."""
-        return losses.counts(self._all(keys.Rows()))[:, tf.newaxis]
+        return losses.counts(self._all(keys.ROWS))[:, tf.newaxis]

@@ -263,7 +263,6 @@ def _users(stages, done):
         stages: See `run_schedule`.
         done: Kind and stage of all actions that there are.
     """
-    of_all = keys.Param | keys.GradientSum | keys.Replica
     makers = collections.defaultdict(set)
     readers = collections.defaultdict(set)
     for kind, stage in sorted(done):
@@ -276,7 +275,9 @@ def _users(stages, done):
         for rank, key in phase.inputs:
             if isinstance(key, keys.State):
                 makers[rank, key].add(("F", stage))
-            if not isinstance(key, of_all):
+            if key != keys.REPLICA and not isinstance(
+                key, keys.Param | keys.GradientSum
+            ):
                 readers[rank, key].add((kind, stage))
     for rank, key in list(readers):
         if isinstance(key, keys.Gradient) and (rank, key) not in makers:

@@ -111,7 +111,7 @@ class PipelineStep:
         """
         tensors = Tensors(
             shared={
-                keys.Replica(): tf.cast(
+                keys.REPLICA: tf.cast(
                     self._context.replica_id_in_sync_group, tf.int64
                 ),
                 **self._read("trainable", keys.Param),
@@ -147,7 +147,7 @@ class PipelineStep:
         size = self._plan.schedule.microbatches_per_batch
         divided = Microbatches(list(batch.values()), size).split()
         microbatches: list[dict[Hashable, Any]] = [
-            {keys.Rows(): rows, **dict(zip(batch, values))}
+            {keys.ROWS: rows, **dict(zip(batch, values))}
             for rows, values in divided
         ]
         tensors.microbatches.extend(microbatches)
@@ -200,7 +200,7 @@ class PipelineStep:
 
     def _results(self):
         """Keys, with their rank, of what the step reads of microbatches."""
-        wanted = {keys.Losses(), keys.Divisors()}
+        wanted = {keys.LOSSES, keys.DIVISORS}
         for index, stage in enumerate(self._program.stages):
             wanted |= {keys.AddedLoss(index), *stage.batch_norms}
         if self._reads_outputs:
@@ -320,7 +320,7 @@ class PipelineStep:
 
     def _moments(self, tensors):
         found = []
-        rows = [m[keys.Rows()] for m in tensors.microbatches]
+        rows = [m[keys.ROWS] for m in tensors.microbatches]
         may_be_empty = any(tf.get_static_value(x) is None for x in rows)
         rows = tf.reshape(tf.stack(rows), [-1, 1, 1])
         for stage, device in zip(self._program.stages, self.devices):

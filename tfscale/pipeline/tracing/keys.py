@@ -24,8 +24,20 @@ class _OfTensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfBatch:
+class OfBatch:
     """A key of one tensor for each batch or microbatch."""
+
+    name: str
+
+
+ROWS = OfBatch("rows")  # that count, of a microbatch, a scalar
+REPLICA = OfBatch("replica")  # its number, a scalar of int64
+LOSSES = OfBatch("losses")  # of a microbatch, see step/losses.py
+DIVISORS = OfBatch("divisors")  # of these losses, see step/losses.py
+TOTALS = OfBatch("totals")  # sums of all divisors over the global batch
+ALL_ROWS = OfBatch("all_rows")  # of the global batch, a scalar
+LOSS_SCALE = OfBatch("loss_scale")  # the weight of each loss of a microbatch
+ADDED_SCALE = OfBatch("added_scale")  # the weight of an `AddedLoss`
 
 
 class Param(_OfVariable):
@@ -72,38 +84,6 @@ class Target:
     """
 
     index: int
-
-
-class Rows(_OfBatch):
-    """How many rows of a microbatch count, a scalar."""
-
-
-class Replica(_OfBatch):
-    """The number of the replica, a scalar of int64."""
-
-
-class Losses(_OfBatch):
-    """The losses of a microbatch, see step/losses.py."""
-
-
-class Divisors(_OfBatch):
-    """The divisors of the losses of a microbatch, see step/losses.py."""
-
-
-class Totals(_OfBatch):
-    """Sums of all divisors over the global batch."""
-
-
-class AllRows(_OfBatch):
-    """How many rows the global batch has, a scalar."""
-
-
-class LossScale(_OfBatch):
-    """The weight of each loss of a microbatch."""
-
-
-class AddedScale(_OfBatch):
-    """The weight of an `AddedLoss`."""
 
 
 @dataclasses.dataclass(frozen=True)

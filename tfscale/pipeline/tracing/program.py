@@ -27,7 +27,7 @@ class Program:
 
     Attributes:
         stages: The functions of each stage.
-        divisors: Makes `Divisors` of a microbatch before it runs; None if
+        divisors: Makes `DIVISORS` of a microbatch before it runs; None if
             nothing is divided by them then.
     """
 

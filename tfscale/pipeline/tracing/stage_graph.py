@@ -135,7 +135,7 @@ class StageGraph:
                 symbols.set_keras_mask(tensor, tensors[keys.Mask(value)])
         replica = None
         if self.options.has_replicas:
-            replica = self._argument(keys.Replica(), [], tf.int64)
+            replica = self._argument(keys.REPLICA, [], tf.int64)
         noted = batch_norm.NotedMoments()
         with (
             variables.replaced(),
@@ -204,7 +204,7 @@ class StageGraph:
                 ]
             )
             self.forward[keys.AddedLoss(self.stage.index)] = added
-            scale = self._argument(keys.AddedScale(), [], losses.precision())
+            scale = self._argument(keys.ADDED_SCALE, [], losses.precision())
             total += tf.math.multiply_no_nan(added, scale)
         if self.targets is None:
             return total
@@ -218,14 +218,12 @@ class StageGraph:
         )
         if not self.losses:
             return total
-        self.forward[keys.Losses()] = tf.stack([x.mean for x in self.losses])
-        self.forward[keys.Divisors()] = tf.stack(
-            [x.divisor for x in self.losses]
-        )
+        self.forward[keys.LOSSES] = tf.stack([x.mean for x in self.losses])
+        self.forward[keys.DIVISORS] = tf.stack([x.divisor for x in self.losses])
         # The weight of each loss and microbatch; 0 for an empty microbatch,
         # whose loss is 0 / 0.
         scale = self._argument(
-            keys.LossScale(), [len(self.losses)], losses.precision()
+            keys.LOSS_SCALE, [len(self.losses)], losses.precision()
         )
         totals = tf.stack([x.total for x in self.losses])
         return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))

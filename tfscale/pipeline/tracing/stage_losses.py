@@ -93,15 +93,15 @@ def _of_user(targets, args, argument, training, is_whole):
     that layers add, which the pipeline adds.
     """
     compiled = []
-    totals = argument(keys.Totals(), [None], losses.precision())
+    totals = argument(keys.TOTALS, [None], losses.precision())
 
     def total(divisors):
         size = divisors.shape[0]
         found = totals[len(compiled) : len(compiled) + size]
         return tf.ensure_shape(found, [size])
 
-    rows = argument(keys.Rows(), [], losses.precision())
-    all_rows = argument(keys.AllRows(), [], losses.precision())
+    rows = argument(keys.ROWS, [], losses.precision())
+    all_rows = argument(keys.ALL_ROWS, [], losses.precision())
     batch_shard = BatchShard(
         rows,
         total,

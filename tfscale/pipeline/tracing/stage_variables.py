@@ -82,9 +82,7 @@ class StageVariables:
                 if variable.synchronization == "on_read":
                     # A metric; not of a row that counts nothing.
                     if rows is None:
-                        rows = self._argument(
-                            keys.Rows(), [], losses.precision()
-                        )
+                        rows = self._argument(keys.ROWS, [], losses.precision())
                     made[key] = tf.where(rows > 0, made[key], before)
         return made
 

@@ -43,7 +43,7 @@ class TracedStage:
         joint: For each replica, or once for all, what the model ranks run
             together: phases by the letter of the action, `"F"`, `"B"`, `"W"`,
             with keys `(rank, key)`.
-        divisors: Of the last stage, makes `Divisors` of the targets;
+        divisors: Of the last stage, makes `DIVISORS` of the targets;
             None if they depend on masks.
         outputs: `tf.TensorSpec` of all that the forward returns, by key.
         sums: `tf.TensorSpec` of each `GradientSum` that it makes.
@@ -141,7 +141,7 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
     spec = phases.PhaseSpec(
         "divisors",
-        {keys.Divisors(): graph.forward[keys.Divisors()]},
+        {keys.DIVISORS: graph.forward[keys.DIVISORS]},
     )
     return phases.split(wrapped, graph.arguments, [spec])[0]
 
@@ -215,9 +215,9 @@ def _phase_specs(graph):
     """
     forward = dict(graph.forward)
     phase_specs = {}
-    is_needed = graph.options.training or keys.Totals() in graph.arguments
-    if is_needed and keys.Divisors() in forward:
-        divisors = {keys.Divisors(): forward.pop(keys.Divisors())}
+    is_needed = graph.options.training or keys.TOTALS in graph.arguments
+    if is_needed and keys.DIVISORS in forward:
+        divisors = {keys.DIVISORS: forward.pop(keys.DIVISORS)}
         needed = phases.needed_arguments(
             list(divisors.values()), graph.arguments
         )
