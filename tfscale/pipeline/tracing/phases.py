@@ -89,7 +89,7 @@ def split(
     Args:
         wrapped: The function.
         arguments: The placeholders in its graph, by key.
-        specs: The phases, in the order in which they will run.
+        specs: In the order in which the phases will run.
         jit_compile: Whether XLA compiles the phases, in place of Grappler.
         devices: See `Subgraph.run`.
         key_of_saved: Returns the key of a tensor that a phase saves for a later
@@ -126,20 +126,11 @@ def split(
         subgraph = extract(
             body, needed, list(made.values()), side_effects, original
         )
-        phases.append(
-            Phase(
-                _function(
-                    spec.name,
-                    subgraph,
-                    needed,
-                    wrapped.graph,
-                    jit_compile,
-                    devices,
-                ),
-                tuple(key_of[tensor.ref()] for tensor in needed),
-                tuple(made),
-            )
+        function = _function(
+            spec.name, subgraph, needed, wrapped.graph, jit_compile, devices
         )
+        inputs = tuple(key_of[tensor.ref()] for tensor in needed)
+        phases.append(Phase(function, inputs, tuple(made)))
     return phases
 
 
@@ -155,12 +146,8 @@ def needed_arguments(
 
 def _inputs(operations, spec, phase_of, index, given):
     """The tensors that a phase takes, in a fixed order."""
-    used = {
-        tensor.ref(): tensor
-        for operation in operations
-        for tensor in operation.inputs
-    }
-    used.update((tensor.ref(), tensor) for tensor in spec.results.values())
+    used = {x.ref(): x for op in operations for x in op.inputs}
+    used.update((x.ref(), x) for x in spec.results.values())
     needed = [
         tensor
         for ref, tensor in used.items()

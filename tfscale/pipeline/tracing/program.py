@@ -23,12 +23,10 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The functions that the executor runs.
+    """The functions that the executor runs, of each stage.
 
-    Attributes:
-        stages: The functions of each stage.
-        divisors: Makes `DIVISORS` of a microbatch before it runs; None if
-            nothing is divided by them then.
+    `divisors` makes `DIVISORS` of a microbatch before it runs; it is None if
+    nothing is divided by them then.
     """
 
     stages: tuple[trace.TracedStage, ...]
@@ -101,14 +99,11 @@ class Programs:
         }
         fed = dict(known)
         if targets is not None:
+            given = [x for x in keras.tree.flatten(targets) if x is not None]
             targets = Targets(
                 self.compile_loss,
                 targets,
-                tuple(
-                    self._spec(x)
-                    for x in keras.tree.flatten(targets)
-                    if x is not None
-                ),
+                tuple(map(self._spec, given)),
                 plan.graph.pack_outputs,
                 self.model,
             )
@@ -126,20 +121,16 @@ class Programs:
         with tf.init_scope():
             for stage in plan.stages:
                 is_last = stage.index == len(plan.stages) - 1
-                rank_keys = [
-                    key
-                    for value in stage.inputs
-                    for key in (
-                        keys.Activation(value),
-                        keys.Mask(value),
-                    )
-                    if key in known
-                ]
                 make_graph = functools.partial(
                     StageGraph,
                     stage,
                     plan.numbers,
-                    {key: known[key] for key in rank_keys},
+                    {
+                        key: known[key]
+                        for value in stage.inputs
+                        for key in (keys.Activation(value), keys.Mask(value))
+                        if key in known
+                    },
                     differentiable,
                     targets if is_last else None,
                     options,
@@ -148,22 +139,21 @@ class Programs:
                 grid = self.strategy.device_grid
                 devices = [of_replica[home] for of_replica in grid]
                 if len(devices[0]) == 1:
-                    traced.append([trace.trace_stage(make_graph())])
+                    of_ranks = [trace.trace_stage(make_graph())]
                 else:
-                    traced.append(
-                        trace.trace_on_ranks(
-                            make_graph,
-                            self.strategy,
-                            devices,
-                            functional,
-                            sequence_plan,
-                        )
+                    of_ranks = trace.trace_on_ranks(
+                        make_graph,
+                        self.strategy,
+                        devices,
+                        functional,
+                        sequence_plan,
                     )
-                known.update(traced[-1][0].outputs)
+                traced.append(of_ranks)
+                known.update(of_ranks[0].outputs)
             rows = self._spec(inputs[0]).shape[0]
             microbatch_warnings.check_outputs(plan, known, rows)
-            last = traced[-1][0]
             of_first_ranks = [of_stage[0] for of_stage in traced]
+            last = of_first_ranks[-1]
             if targets is not None:
                 microbatch_warnings.check_losses(plan, of_first_ranks)
                 if self.model is not None and not last.keeps_added:
@@ -172,9 +162,9 @@ class Programs:
             microbatch_warnings.warn(
                 plan, of_first_ranks, num_replicas, training
             )
-            divisors = last.divisors
+            divisors = None
             is_needed = training or (targets is not None and self.model)
-            if is_needed and divisors is None and last.losses:
+            if is_needed and last.divisors is None and last.losses:
                 divisors = trace.trace_divisors(
                     plan.stages, plan.numbers, fed, targets
                 )
@@ -205,10 +195,7 @@ class Programs:
             )
 
     def _spec(self, tensor):
-        rows, count = (
-            tensor.shape[0],
-            self.plan.schedule.microbatches_per_batch,
-        )
+        rows, count = tensor.shape[0], self.plan.schedule.microbatches_per_batch
         rows = None if rows is None or rows % count else rows // count
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
 

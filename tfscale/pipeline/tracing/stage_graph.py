@@ -26,13 +26,9 @@ from tfscale.tensor_parallel import rank_state
 class TraceOptions:
     """How stages are traced, the same for all of a model.
 
-    Attributes:
-        training: Whether gradients are needed.
-        accumulate: Whether gradients are added to a sum.
-        recompute: Whether the backward computes the forward again.
-        weights_apart: Whether weight gradients are a phase of their own.
-        jit_compile: Whether XLA compiles the functions.
-        has_replicas: Whether several replicas run them.
+    With `accumulate` gradients are added to a sum, with `recompute` the
+    backward computes the forward again, with `weights_apart` weight gradients
+    are a phase of their own.
     """
 
     training: bool
@@ -53,7 +49,7 @@ class StageGraph:
         inputs: Specs of the stage's input values and of their masks, by key.
         differentiable: The values that have gradients.
         targets: Given for the last stage.
-        options: How to trace.
+        options: See there.
 
     Attributes:
         arguments: Placeholders for all arguments, by key of keys.py.
@@ -151,12 +147,12 @@ class StageGraph:
         for value in stage.outputs:
             if values[value] is not None:
                 self._output(value, values[value])
+        graph = tf.compat.v1.get_default_graph()
         self.side_effects = [
             operation
-            for operation in tf.compat.v1.get_default_graph().get_operations()
+            for operation in graph.get_operations()
             if operation.op_def.is_stateful and not operation.outputs
         ]
-        graph = tf.compat.v1.get_default_graph()
         self.assigns = layer_state.assigned_names(graph)
         inputs = {
             v: values[v]
@@ -197,12 +193,8 @@ class StageGraph:
         """Adds losses to the results, returns the total to minimise."""
         total = tf.zeros((), losses.precision())
         if added:
-            added = tf.add_n(
-                [
-                    tf.reduce_sum(tf.cast(loss, losses.precision()))
-                    for loss in added
-                ]
-            )
+            added = (tf.cast(loss, losses.precision()) for loss in added)
+            added = tf.add_n(list(map(tf.reduce_sum, added)))
             self.forward[keys.AddedLoss(self.stage.index)] = added
             scale = self._argument(keys.ADDED_SCALE, [], losses.precision())
             total += tf.math.multiply_no_nan(added, scale)

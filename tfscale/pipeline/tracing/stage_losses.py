@@ -22,7 +22,6 @@ class Targets:
     """The targets of the losses, in the last stage.
 
     Attributes:
-        compile_loss: Keras' `CompileLoss`, or None.
         structure: `(y, sample_weight)`, with anything but None where tensors
             go; with a `model` `(y, sample_weight, x)`.
         specs: `tf.TensorSpec`s of these tensors, flattened.
@@ -47,16 +46,10 @@ def find(
 ) -> tuple[tuple[losses.CompiledLoss, ...], tf.Tensor | None]:
     """The losses of a microbatch, in the graph of the last stage.
 
-    Args:
-        targets: Those of the model.
-        outputs: The flattened outputs of the model.
-        argument: Returns the placeholder of a key, a shape and a dtype.
-        training: Whether the model is trained.
-        is_whole: Whether a microbatch is the batch of all replicas.
-
-    Returns:
-        The losses, and the gradient of a `compute_loss` of the user's own by
-        what layers add to it; None if there is none.
+    Also returns the gradient of a `compute_loss` of the user's own by what
+    layers add to it; None if there is none. `outputs` of the model are
+    flattened; `argument` returns the placeholder of a key, a shape and a dtype;
+    `is_whole` says whether a microbatch is the batch of all replicas.
     """
     tensors = [
         argument(keys.Target(i), spec.shape, spec.dtype)

@@ -45,8 +45,8 @@ class TracedStage:
             with keys `(rank, key)`.
         divisors: Of the last stage, makes `DIVISORS` of the targets;
             None if they depend on masks.
-        outputs: `tf.TensorSpec` of all that the forward returns, by key.
-        sums: `tf.TensorSpec` of each `GradientSum` that it makes.
+        outputs, sums: Specs of the results of the forward, and of each
+            `GradientSum`.
         losses: Of the last stage, those of `compile`, or of `compute_loss`.
         gathered: Of the last stage, the outputs that model ranks return in
             shards, and the dim of these.
@@ -104,8 +104,8 @@ def trace_on_ranks(
     """Traces one stage for all model ranks at once, in one graph without XLA.
 
     `make_graph` makes the graph of the stage for a rank; `devices` are
-    `devices[replica][rank]`; `model` is the functional model that is cut.
-    Called outside of replicas. Returns the traced stage of each rank.
+    `devices[replica][rank]`. Called outside of replicas. Returns the traced
+    stage of each rank.
     """
     graphs = []
 
@@ -139,10 +139,8 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
         whole, numbers, inputs, set(), targets, TraceOptions(training=False)
     )
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
-    spec = phases.PhaseSpec(
-        "divisors",
-        {keys.DIVISORS: graph.forward[keys.DIVISORS]},
-    )
+    results = {keys.DIVISORS: graph.forward[keys.DIVISORS]}
+    spec = phases.PhaseSpec("divisors", results)
     return phases.split(wrapped, graph.arguments, [spec])[0]
 
 
@@ -183,27 +181,30 @@ def _split(wrapped, graphs, devices=((),)):
         for of_ranks in zip(*(of_rank.values() for of_rank in phase_specs))
     ]
     rank_of = {device: rank for rank, device in enumerate(devices[0])}
-    joint = tuple(
-        dict(
-            zip(
-                phase_specs[0],
-                phases.split(
-                    wrapped,
-                    arguments,
-                    joint_specs,
-                    jit_compile=graphs[0].options.jit_compile,
-                    devices=dict(zip(devices[0], of_replica)),
-                    key_of_saved=lambda saved, x: (
-                        rank_of.get(x.device, 0),
-                        saved,
-                    ),
-                ),
-            )
+    joint = []
+    for of_replica in devices:
+        of_letters = phases.split(
+            wrapped,
+            arguments,
+            joint_specs,
+            jit_compile=graphs[0].options.jit_compile,
+            devices=dict(zip(devices[0], of_replica)),
+            key_of_saved=lambda saved, x: (rank_of.get(x.device, 0), saved),
         )
-        for of_replica in devices
-    )
+        joint.append(dict(zip(phase_specs[0], of_letters)))
     return [
-        _traced(wrapped, graph, joint, of_rank)
+        TracedStage(
+            joint=tuple(joint),
+            divisors=of_rank,
+            outputs=_specs(graph.forward),
+            sums=_specs(graph.weight_gradients),
+            losses=graph.losses,
+            gathered=graph.gathered,
+            mixes_rows=_mixes_rows(graph),
+            assigns=graph.assigns,
+            batch_norms=graph.batch_norms,
+            keeps_added=_keeps_added(wrapped, graph),
+        )
         for graph, of_rank in zip(graphs, divisors)
     ]
 
@@ -213,8 +214,13 @@ def _phase_specs(graph):
 
     Of the last stage also `"D"`, which makes the divisors of the targets.
     """
-    forward = dict(graph.forward)
-    phase_specs = {}
+    forward, phase_specs = dict(graph.forward), {}
+
+    def add(letter, name, *results, **options):
+        phase_specs[letter] = phases.PhaseSpec(
+            f"{graph.name}_{name}", *results, **options
+        )
+
     is_needed = graph.options.training or keys.TOTALS in graph.arguments
     if is_needed and keys.DIVISORS in forward:
         divisors = {keys.DIVISORS: forward.pop(keys.DIVISORS)}
@@ -224,51 +230,27 @@ def _phase_specs(graph):
         # Backwards begin before the last forward ends: what divides their
         # losses has to be known before, from targets alone.
         if all(isinstance(key, keys.Target) for key in needed):
-            phase_specs["D"] = phases.PhaseSpec(
-                f"{graph.name}_divisors", divisors
-            )
-    phase_specs["F"] = phases.PhaseSpec(
-        f"{graph.name}_forward", forward, graph.side_effects
-    )
-    if not graph.options.training:
-        return phase_specs
-    backward, weights = dict(graph.input_gradients), graph.weight_gradients
-    if not graph.options.weights_apart:
-        backward.update(weights)
-    phase_specs["B"] = phases.PhaseSpec(
-        f"{graph.name}_backward", backward, restart=graph.options.recompute
-    )
-    if graph.options.weights_apart:
-        phase_specs["W"] = phases.PhaseSpec(f"{graph.name}_weights", weights)
+            add("D", "divisors", divisors)
+    add("F", "forward", forward, graph.side_effects)
+    if graph.options.training:
+        backward, weights = dict(graph.input_gradients), graph.weight_gradients
+        if not graph.options.weights_apart:
+            backward.update(weights)
+        add("B", "backward", backward, restart=graph.options.recompute)
+        if graph.options.weights_apart:
+            add("W", "weights", weights)
     return phase_specs
 
 
-def _traced(wrapped, graph, joint, divisors):
-    return TracedStage(
-        joint=joint,
-        divisors=divisors,
-        outputs=_specs(graph.forward),
-        sums=_specs(graph.weight_gradients),
-        losses=graph.losses,
-        gathered=graph.gathered,
-        mixes_rows=_mixes_rows(graph),
-        assigns=graph.assigns,
-        batch_norms=graph.batch_norms,
-        keeps_added=_keeps_added(wrapped, graph),
-    )
-
-
 def _mixes_rows(graph):
-    made = graph.forward.items()
+    def of_kind(kind, tensors):
+        return [x for key, x in tensors.items() if isinstance(key, kind)]
+
     return across_rows.mixing_operations(
-        [
-            x
-            for k, x in graph.arguments.items()
-            if isinstance(k, keys.Activation)
-        ],
-        [x for k, x in made if isinstance(k, keys.Activation)],
+        of_kind(keys.Activation, graph.arguments),
+        of_kind(keys.Activation, graph.forward),
         # There is another warning for variables that a layer changes.
-        {x.op for k, x in made if isinstance(k, keys.NewState)},
+        {x.op for x in of_kind(keys.NewState, graph.forward)},
     )
 
 
