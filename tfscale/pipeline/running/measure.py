@@ -42,9 +42,9 @@ def measure_calls(
         ValueError: If another size than that of the batch is unknown.
     """
 
-    def seconds(single):
+    def seconds(stage, phases):
         with tf.device(device):
-            found = _seconds(single)
+            found = _seconds(stage, phases)
         weight = found.get("W", 0.0)
         return found["F"], found.get("B", 0.0) + weight, weight
 
@@ -201,13 +201,13 @@ def _first_number(tensors):
     return tf.reshape((floating or tensors)[0], [-1])[0]
 
 
-def _seconds(single):
+def _seconds(stage, phases):
     """Seconds of each phase of a call."""
     tensors, seconds = {}, {}
-    for letter, phase in single.traced.phases.items():
+    for letter, phase in phases.items():
         for key, tensor in zip(phase.inputs, phase.function.inputs):
             if key not in tensors:
-                tensors[key] = _argument(key, tensor, single.stage.variables)
+                tensors[key] = _argument(key, tensor, stage.variables)
         # Without weights there is no W, without inputs to train no B.
         seconds[letter] = _phase_seconds(phase, tensors) if phase.outputs else 0
         tensors.update(phase.run(tensors))

@@ -1,6 +1,7 @@
 """What each call of a model costs: work, memory, and what it shares."""
 
 import collections
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,10 +17,7 @@ from tfscale.pipeline.stages.graph import Graph
 class CallCosts(NamedTuple):
     """One number for each call, or stage, of a model.
 
-    Args:
-        forward: Cost of F.
-        backward: Cost of B and W together.
-        weight: Cost of W.
+    `backward` is the cost of B and W together, `weight` that of W.
     """
 
     forward: Sequence[float]
@@ -97,6 +95,7 @@ def tied_weights(graph: Graph) -> dict[tuple[int, ...], int]:
 
 def layer_memory(graph: Graph, rows: int) -> list[LayerMemory]:
     """The memory of each call, as `partition` takes it."""
+    value_bytes = functools.partial(memory_lib.value_bytes, graph, rows=rows)
     memory = memory_lib.call_memory(graph, rows)
     kept = set().union(*(each.values for each in memory))
     counted, result = set(), []
@@ -107,21 +106,16 @@ def layer_memory(graph: Graph, rows: int) -> list[LayerMemory]:
         # what is fed to the model, to the first that keeps it.
         values = {*call.outputs, *kept_by_call.values} & kept
         kept -= values
-        activation = kept_by_call.internal
-        activation += memory_lib.value_bytes(graph, values, rows)
+        activation = kept_by_call.internal + value_bytes(values)
         if call is graph.calls[-1]:
             # The loss keeps as much as it is given.
-            activation += memory_lib.value_bytes(graph, graph.outputs, rows)
+            activation += value_bytes(graph.outputs)
         result.append(
             LayerMemory(
-                fixed=sum(memory_lib.training_bytes(variables)),
-                activation=activation,
-                stage_input=memory_lib.value_bytes(
-                    graph, set(call.inputs), rows
-                ),
-                working=memory_lib.working_bytes(
-                    graph, call, kept_by_call, rows
-                ),
+                sum(memory_lib.training_bytes(variables)),
+                activation,
+                value_bytes(set(call.inputs)),
+                memory_lib.working_bytes(graph, call, kept_by_call, rows),
             )
         )
     return result

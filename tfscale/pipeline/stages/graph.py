@@ -26,15 +26,10 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of one layer or operation.
+    """One call of a layer, a `keras.ops` operation, or another callable.
 
-    Attributes:
-        name: The name of the layer.
-        operation: A layer, a `keras.ops` operation, or another callable.
-        args: Positional arguments, with `Value`s where tensors go.
-        kwargs: Keyword arguments, also with `Value`s.
-        outputs: The `Value`s of the flattened result.
-        without: Ids of variables of the layer that only other calls of it use.
+    Arguments have `Value`s where tensors go; those of the result are flattened.
+    `without` has ids of variables of the layer that only other calls of it use.
     """
 
     name: str
@@ -62,11 +57,7 @@ class Call:
             *getattr(self.operation, "metrics_variables", []),
             *(x for x in flat if isinstance(x, keras.Variable)),
         ]
-        return [
-            variable
-            for variable in variables
-            if id(variable) not in self.without
-        ]
+        return [v for v in variables if id(v) not in self.without]
 
     def run(self, tensors: dict[Value, Any], training: bool) -> None:
         """Calls the layer on `tensors` and adds what it returns to them."""
@@ -82,12 +73,9 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A model as calls between its inputs and its outputs.
+    """A model as calls between its flattened inputs and outputs.
 
     Attributes:
-        functional: The functional model itself.
-        inputs: One value per flattened input of the model.
-        outputs: One value per flattened output of the model.
         calls: In an order in which they can run.
         specs: Shape and dtype of every value, with `None` for the batch.
         multiples: Rows of a value for each row of the batch, if not one: with
@@ -100,6 +88,16 @@ class Graph:
     calls: tuple[Call, ...]
     specs: dict[Value, keras.KerasTensor]
     multiples: dict[Value, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[keras.Layer]:
+        """The layers that are called, and those inside of them."""
+        return [
+            layer
+            for call in self.calls
+            if isinstance(call.operation, keras.Layer)
+            for layer in attributes.flatten_layers(call.operation)
+        ]
 
     def differentiable(self) -> set[Value]:
         """The values that have gradients: trainable variables made them."""
@@ -208,7 +206,7 @@ class _Flattener:
                 continue
             args, kwargs = node.arguments.fill_in(values)
             outputs = self._add_call(node.operation, args, kwargs, node.outputs)
-            values.update((id(x), v) for x, v in zip(node.outputs, outputs))
+            values.update(zip(map(id, node.outputs), outputs))
         return [values[id(x)] for x in functional.outputs]
 
     def _add_call(self, operation, args, kwargs, outputs):
@@ -220,13 +218,8 @@ class _Flattener:
                 masks = [None] * len(inputs)
             # Keras gives the `training` of the model to whatever is in it,
             # even where a nested model was called with another one.
-            return self.add(
-                nested,
-                [
-                    self._prepare(*each)
-                    for each in zip(inputs, masks, nested.inputs)
-                ],
-            )
+            given = zip(inputs, masks, nested.inputs)
+            return self.add(nested, [self._prepare(*each) for each in given])
         made = tuple(self.new_value(x) for x in outputs)
         self.calls.append(Call(operation.name, operation, args, kwargs, made))
         return made

@@ -8,7 +8,8 @@ import dataclasses
 import math
 from collections.abc import Hashable
 from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 
@@ -17,12 +18,10 @@ from tfscale.graphs.memory import tensor_bytes
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
-from tfscale.pipeline.stages.traced_call import TracedCall
 from tfscale.pipeline.stages.traced_call import map_calls
 from tfscale.pipeline.stages.traced_call import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
-from tfscale.pipeline.tracing.trace import TracedStage
 from tfscale.variables.of_variable import are_states_on_host
 from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.of_variable import state_sharding_of
@@ -38,48 +37,25 @@ _PASSED = (keys.Mask, keys.Activation)
 _NOT_KEPT = (_Constant, keys.Param, keys.Target)
 
 
-def activation_bytes(stages: Sequence[TracedStage]) -> tuple[int, ...]:
-    """Bytes that each stage keeps of one microbatch until its backward.
-
-    They are the results of the forward, and the inputs of the stage, that B or
-    W takes. Tensors that share a buffer count once. Parameters, constants,
-    targets, workspace and the loops of recurrent layers do not count.
-
-    Raises:
-        ValueError: If a size is not known: stages must be traced for training,
-            with a number of rows that the number of microbatches divides.
-    """
-    return tuple(sum(_saved_buffers(stage.phases).values()) for stage in stages)
-
-
 def training_bytes(
     variables: Iterable[keras.Variable], num_slots: float = 2
 ) -> tuple[int, int, int]:
     """Bytes of variables, of their gradients and of their optimizer slots.
 
     They are those of one device, if model ranks divide variables, or replicas
-    slots; it has no slots that are on the host. Variables that are not
-    trainable have no gradient and no slots.
+    slots; it has no slots that are on the host.
     """
-    variables = list(variables)
-    trainable = [v for v in variables if v.trainable]
-    return (
-        sum(sharding_of(v).local_bytes for v in variables),
-        # Sums of gradients have at least float32.
-        sum(
-            math.prod(sharding_of(v).local_shape)
-            * max(sharding_of(v).itemsize, 4)
-            for v in trainable
-        ),
-        int(
-            num_slots
-            * sum(
-                state_sharding_of(v).local_bytes
-                for v in trainable
-                if not are_states_on_host(v)
-            )
-        ),
-    )
+    weights = gradients = slots = 0
+    for variable in variables:
+        sharding = sharding_of(variable)
+        weights += sharding.local_bytes
+        if variable.trainable:
+            # Sums of gradients have at least float32.
+            size = max(sharding.itemsize, 4)
+            gradients += math.prod(sharding.local_shape) * size
+            if not are_states_on_host(variable):
+                slots += state_sharding_of(variable).local_bytes
+    return weights, gradients, int(num_slots * slots)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,22 +80,16 @@ def call_memory(
     Without Grappler, which folds constants, a model of any size takes little
     memory to trace; the estimate is up to a tenth higher.
     """
-    found = map_calls(_saved_by_call, graph, rows, grappler=grappler)
-    shares_buffer = {}
-    result = []
+    # Functions for XLA are not optimised.
+    found = map_calls(_saved_by_call, graph, rows, jit_compile=not grappler)
+    first_of, result = {}, []
     for call, (internal, kept, shared) in zip(graph.calls, found):
         values = _values_of(call)
         for one, other in shared:
             first = values[other]
-            shares_buffer[values[one]] = shares_buffer.get(first, first)
-        result.append(
-            CallMemory(
-                internal,
-                frozenset(
-                    shares_buffer.get(values[i], values[i]) for i in kept
-                ),
-            )
-        )
+            first_of[values[one]] = first_of.get(first, first)
+        kept_values = (first_of.get(values[i], values[i]) for i in kept)
+        result.append(CallMemory(internal, frozenset(kept_values)))
     return result
 
 
@@ -150,26 +120,27 @@ def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
     )
 
 
-def _saved_by_call(single: TracedCall):
-    """Internal bytes, and the indices of the call's values that are kept."""
-    phases = single.traced.phases
+def _saved_by_call(stage, phases):
+    """Internal bytes, and the indices of the call's values that are kept.
+
+    Last come pairs of such indices whose values share a buffer.
+    """
     positions = {
         keys.Activation(value): position
-        for position, value in enumerate(_values_of(single.stage.calls[0]))
+        for position, value in enumerate(_values_of(stage.calls[0]))
     }
-    index_of, shared = {}, []
+    index_of, shared = dict(positions), []
     for key, buffer in _buffers(phases["F"]).items():
         if key in positions:
             if buffer in positions:
                 shared.append((positions[key], positions[buffer]))
             else:
                 index_of[buffer] = positions[key]
-    index_of.update((key, position) for key, position in positions.items())
-    kept = _saved_buffers(phases)
+    kept = saved_buffers(phases)
     return (
         sum(size for buffer, size in kept.items() if buffer not in index_of),
         frozenset(index_of[buffer] for buffer in kept if buffer in index_of),
-        tuple(shared),
+        shared,
     )
 
 
@@ -177,16 +148,21 @@ def _values_of(call: Call) -> list[Value]:
     return [*dict.fromkeys(call.inputs), *call.outputs]
 
 
-def _saved_buffers(phases) -> dict[Hashable, int]:
-    """Bytes of each buffer that is kept from F to B."""
-    later = {
-        key: tensor
-        for letter in "BW"
-        if letter in phases
-        for key, tensor in zip(
-            phases[letter].inputs, phases[letter].function.inputs
-        )
-    }
+def saved_buffers(phases: Mapping[str, Phase]) -> dict[Hashable, int]:
+    """Bytes of each buffer that a stage keeps of a microbatch from F to B or W.
+
+    They are of results of the forward and of inputs of the stage. Parameters,
+    constants, targets, workspace and the loops of recurrent layers do not
+    count.
+
+    Raises:
+        ValueError: If a size is not known: stages must be traced for training,
+            with a number of rows that the number of microbatches divides.
+    """
+    later: dict[Hashable, Any] = {}
+    for letter, phase in phases.items():
+        if letter != "F":
+            later.update(zip(phase.inputs, phase.function.inputs))
     buffers = _buffers(phases["F"])
     return {
         buffers.get(key, key): tensor_bytes(tensor)

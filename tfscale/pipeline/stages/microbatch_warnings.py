@@ -7,8 +7,6 @@ variable in every call does so once per microbatch.
 import warnings
 from collections.abc import Sequence
 
-import keras
-
 from tfscale._internals import attributes
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
@@ -34,10 +32,7 @@ def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
 def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
     """Refuses outputs without a row for each row of several microbatches.
 
-    Args:
-        plan: The model.
-        known: Specs of what its stages make of a microbatch, by key.
-        rows: Rows of a microbatch, or None if they are not known.
+    `known` are specs of what the stages make of a microbatch of `rows` rows.
     """
     num_microbatches = plan.schedule.microbatches_per_batch
     if num_microbatches == 1:
@@ -86,11 +81,8 @@ def warn(
         if isinstance(key, keys.NewState)
     }
     expected = _expected(plan)
-    paths = [
-        plan.variables[number].path
-        for number in sorted(changed)
-        if id(plan.variables[number]) not in expected
-    ]
+    variables = [plan.variables[number] for number in sorted(changed)]
+    paths = [v.path for v in variables if id(v) not in expected]
     for path in [*paths, *(name for s in stages for name in s.assigns)]:
         warnings.warn(
             "A layer is called once per microbatch, and on one device once per "
@@ -105,10 +97,8 @@ def warn(
 def _expected(plan):
     """Ids of variables that every call should change: seeds and metrics."""
     variables = []
-    for call in plan.graph.calls:
-        if isinstance(call.operation, keras.layers.Layer):
-            for layer in attributes.flatten_layers(call.operation):
-                variables += layer.metrics_variables
-                for generator in attributes.direct_generators(layer):
-                    variables.append(generator.state)
+    for layer in plan.graph.layers:
+        variables += layer.metrics_variables
+        generators = attributes.direct_generators(layer)
+        variables += (generator.state for generator in generators)
     return set(map(id, variables))

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 
-from tfscale._internals import attributes
 from tfscale.pipeline.planning.balance import partition
 from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.planning.named_schedules import fastest
@@ -40,8 +39,8 @@ class PipelinePlan:
 
     Attributes:
         graph: The model.
-        stages: The stages.
-        schedule: The schedule.
+        stages: Its calls, divided.
+        schedule: What the stages do.
         flops: Forward FLOPs of each call of the model, for one example.
         call_costs: Of each call: FLOPs for one example, or measured seconds of
             a microbatch.
@@ -135,8 +134,7 @@ def make_plan(
     device does `flops_per_byte` while it sends a byte to another one.
     """
     graph = flatten_model(model)
-    _check_synchronized(graph.calls)
-    _check_stateful(graph.calls)
+    _check_layers(graph)
     num_stages = schedule.num_stages
     traced = trace_costs(graph)
     graph = traced.graph
@@ -218,34 +216,27 @@ def make_plan(
 
 
 def _fits(plan, memory, memory_limit, schedule):
+    per_call = iter(memory)
+    of_stages = [
+        list(itertools.islice(per_call, len(stage.calls)))
+        for stage in plan.stages
+    ]
     simulation = simulate(
         schedule,
         recompute=plan.recompute,
         activation_bytes=plan.stage_sums(each.activation for each in memory),
-        stage_input_bytes=plan.stage_sums(
-            each.stage_input if call is stage.calls[0] else 0
-            for stage in plan.stages
-            for call, each in zip(stage.calls, memory)
-        ),
+        stage_input_bytes=[calls[0].stage_input for calls in of_stages],
     )
     needed = list(simulation.peak_device_bytes)
     working = [0] * len(needed)
-    per_call = iter(memory)
-    for device, stage in zip(schedule.stage_devices, plan.stages, strict=True):
-        for each in itertools.islice(per_call, len(stage.calls)):
-            needed[device] += each.fixed
-            working[device] = max(working[device], each.working)
+    for device, calls in zip(schedule.stage_devices, of_stages, strict=True):
+        needed[device] += sum(each.fixed for each in calls)
+        working[device] = max(working[device], *(x.working for x in calls))
     return max(map(sum, zip(needed, working))) <= memory_limit
 
 
-def _layers_of(calls):
-    for call in calls:
-        if isinstance(call.operation, keras.layers.Layer):
-            yield from attributes.flatten_layers(call.operation)
-
-
-def _check_synchronized(calls):
-    for layer in _layers_of(calls):
+def _check_layers(graph):
+    for layer in graph.layers:
         if (
             isinstance(layer, keras.layers.BatchNormalization)
             and layer.synchronized
@@ -259,10 +250,6 @@ def _check_synchronized(calls):
                 "depend on the batch (LayerNormalization, "
                 "GroupNormalization)."
             )
-
-
-def _check_stateful(calls):
-    for layer in _layers_of(calls):
         if getattr(layer, "stateful", False):
             raise ValueError(
                 "A layer in a pipeline cannot hand a state for each row on to "

@@ -11,16 +11,11 @@ from tfscale.pipeline.stages.graph import Value
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """The calls of one stage, and its tensors and variables.
+    """The calls of one stage, and its tensors and variables, each once.
 
-    Attributes:
-        index: The stage's number, from 0.
-        calls: In the order in which they run.
-        inputs: Inputs of the model, or values of any earlier stage: a skip
-            connection goes straight to where it is used.
-        outputs: Values that later stages use; of the last stage, the outputs
-            of the model.
-        variables: Those that the calls use, each once.
+    Inputs are those of the model, or values of any earlier stage: a skip
+    connection goes straight to where it is used. Outputs are values that later
+    stages use; of the last stage, the outputs of the model.
     """
 
     index: int
@@ -54,39 +49,30 @@ def cut(graph: Graph, cuts: tuple[int, ...]) -> list[Stage]:
     starts = (0, *cuts)
     stops = (*cuts, len(graph.calls))
     made_in = dict.fromkeys(graph.inputs, -1)
-    for index, (start, stop) in enumerate(zip(starts, stops)):
-        for call in graph.calls[start:stop]:
-            made_in.update(dict.fromkeys(call.outputs, index))
-    last = len(starts) - 1
+    calls_of = [graph.calls[a:b] for a, b in zip(starts, stops)]
     used = []
-    for index, (start, stop) in enumerate(zip(starts, stops)):
-        inputs = [v for call in graph.calls[start:stop] for v in call.inputs]
-        if index == last:
+    for index, calls in enumerate(calls_of):
+        for call in calls:
+            made_in.update(dict.fromkeys(call.outputs, index))
+        inputs = [v for call in calls for v in call.inputs]
+        if index == len(cuts):
             inputs += graph.outputs
-        used.append([v for v in _unique(inputs) if made_in[v] < index])
+        used.append([v for v in dict.fromkeys(inputs) if made_in[v] < index])
     stages = []
-    for index, (start, stop) in enumerate(zip(starts, stops)):
-        calls = graph.calls[start:stop]
-        variables = _unique(v for call in calls for v in call.variables)
-        later = _unique(v for values in used[index + 1 :] for v in values)
+    for index, calls in enumerate(calls_of):
+        later = dict.fromkeys(v for values in used[index + 1 :] for v in values)
+        outputs = [v for v in later if made_in[v] == index]
+        if index == len(cuts):
+            outputs = graph.outputs
+        # Keras variables compare by value, so their ids are compared.
+        variables = {id(v): v for call in calls for v in call.variables}
         stages.append(
             Stage(
-                index=index,
-                calls=calls,
-                inputs=tuple(used[index]),
-                outputs=tuple(graph.outputs)
-                if index == last
-                else tuple(v for v in later if made_in[v] == index),
-                variables=tuple(variables),
+                index,
+                calls,
+                tuple(used[index]),
+                tuple(outputs),
+                tuple(variables.values()),
             )
         )
     return stages
-
-
-def _unique(items):
-    # Keras variables compare by value, so their ids are compared.
-    return list(
-        {
-            id(x) if isinstance(x, keras.Variable) else x: x for x in items
-        }.values()
-    )

@@ -6,6 +6,7 @@ stands for all of them at the inputs of the model; the sizes of other tensors
 are known as calls are traced, one after the other.
 """
 
+import collections
 import dataclasses
 
 import keras
@@ -30,8 +31,8 @@ class TracedCosts:
         graph: The model, with all sizes but the batch, and with the variables
             of each call.
         flops: Forward FLOPs of each call, for one example.
-        length: The size that unknown sizes of inputs have, or None if all are
-            known or no length was found that the model can have.
+        length: The size of unknown sizes of inputs, or None if all are known
+            or the model refuses that length.
     """
 
     graph: Graph
@@ -123,21 +124,18 @@ def _with_variables(graph):
     The table of an embedding and an untied head that the same layer computes
     should each live where it is used.
     """
-    by_operation = {}
-    for call in graph.calls:
-        by_operation.setdefault(id(call.operation), []).append(call)
-    without = {}
-    for calls in by_operation.values():
-        if len(calls) < 2 or len(calls[0].variables) < 2:
-            continue
-        used = [_used_variables(call, graph) for call in calls]
-        by_any = set().union(*used)
-        for call, by_this in zip(calls, used):
-            without[id(call)] = frozenset(by_any - by_this)
-    return tuple(
-        dataclasses.replace(call, without=without.get(id(call), frozenset()))
-        for call in graph.calls
-    )
+    by_operation = collections.defaultdict(list)
+    for index, call in enumerate(graph.calls):
+        by_operation[id(call.operation)].append(index)
+    result = list(graph.calls)
+    for indices in by_operation.values():
+        if len(indices) > 1 and len(result[indices[0]].variables) > 1:
+            used = [_used_variables(result[i], graph) for i in indices]
+            for index, by_this in zip(indices, used):
+                without = frozenset(set().union(*used) - by_this)
+                call = dataclasses.replace(result[index], without=without)
+                result[index] = call
+    return tuple(result)
 
 
 def _used_variables(call, graph):

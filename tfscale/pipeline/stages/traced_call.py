@@ -1,6 +1,5 @@
 """Each call of a model as a stage by itself, to measure time and memory."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,30 +13,21 @@ from tfscale.pipeline.stages.trace_costs import UNKNOWN_LENGTH
 from tfscale.pipeline.stages.trace_costs import described
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
+from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedCall:
-    """A call, with the functions of a stage that has only this call."""
-
-    stage: Stage
-    traced: trace.TracedStage
-
-
 def map_calls(
-    function: Callable[[TracedCall], Any],
+    function: Callable[[Stage, dict[str, Phase]], Any],
     graph: Graph,
     rows: int,
-    *,
-    grappler: bool = True,
-    weights_apart: bool = False,
+    **options: bool,
 ) -> list:
-    """`function` of each call of a model, traced for `rows` examples.
+    """`function` of the stage, and its phases, that each call would be.
 
-    Equal calls share one result. With `weights_apart` the gradients of weights
-    are a phase of their own.
+    Traced for `rows` examples, with `TraceOptions`; equal calls share one
+    result.
     """
     differentiable = graph.differentiable()
     known, results = {}, []
@@ -49,11 +39,8 @@ def map_calls(
             tuple(variable.trainable for variable in call.variables),
         )
         if key not in known:
-            known[key] = function(
-                _trace(
-                    graph, call, rows, differentiable, grappler, weights_apart
-                )
-            )
+            stage, traced = _trace(graph, call, rows, differentiable, options)
+            known[key] = function(stage, traced.phases)
         results.append(known[key])
     return results
 
@@ -75,7 +62,7 @@ def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
     return tf.TensorSpec(spec.shape, spec.dtype)
 
 
-def _trace(graph, call, rows, differentiable, grappler, weights_apart):
+def _trace(graph, call, rows, differentiable, options):
     variables = tuple({id(v): v for v in call.variables}.values())
     stage = Stage(
         index=0,
@@ -94,12 +81,7 @@ def _trace(graph, call, rows, differentiable, grappler, weights_apart):
         differentiable,
         None,
         # Calls without trainable layers before them have no backward.
-        TraceOptions(
-            training=call.outputs[0] in differentiable,
-            weights_apart=weights_apart,
-            # Functions for XLA are not optimised.
-            jit_compile=not grappler,
-        ),
+        TraceOptions(training=call.outputs[0] in differentiable, **options),
     )
     with tf.init_scope():
-        return TracedCall(stage, trace.trace_stage(stage_graph))
+        return stage, trace.trace_stage(stage_graph)
