@@ -49,10 +49,7 @@ class StageMemory:
 def stage_memory(
     plan: PipelinePlan, microbatch_size: int, num_slots: float = 2
 ) -> list[StageMemory]:
-    """The memory of each stage, for microbatches of some number of rows.
-
-    The optimizer has `num_slots` slots for a variable.
-    """
+    """The memory of each stage; the optimizer has some slots for a variable."""
     graph, rows = plan.graph, microbatch_size
     in_flight = peak_in_flight(plan.schedule)
     of_calls = iter(memory.call_memory(graph, rows))

@@ -10,11 +10,8 @@ import tensorflow as tf
 class Array:
     """A tensor of each microbatch, whose numbers of rows may differ.
 
-    Attributes:
-        handle: What `tf.TensorArray` has too. Its methods take twice as long to
-            trace, and this is called for every microbatch.
-        spec: Dtype and shape of the tensors.
-        device: Where they are.
+    `handle` is what `tf.TensorArray` has too. Its methods take twice as long to
+    trace, and this is called for every microbatch.
     """
 
     handle: tf.Tensor

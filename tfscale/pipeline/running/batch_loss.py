@@ -15,12 +15,8 @@ class BatchLoss:
     """The loss of the global batch, from those of a replica's microbatches.
 
     See step/losses.py for what each counts by; what layers gave to
-    `add_loss` counts by rows.
-
-    Attributes:
-        inputs: Flat inputs of the model, of this replica.
-        tensors: Those of the step, with the microbatches of the batch.
-        shard: The rows that this replica has of the batch of all.
+    `add_loss` counts by rows. `tensors` are those of the step, with the
+    microbatches of the batch; `inputs` of the model are flat.
     """
 
     def __init__(
@@ -77,11 +73,8 @@ class BatchLoss:
                 total += tf.reduce_sum(added)
         if self._shares is not None:
             means = self._all(keys.LOSSES)
-            single = tf.unstack(
-                tf.reduce_sum(
-                    tf.math.multiply_no_nan(means, self._shares), axis=0
-                )
-            )
+            counted = tf.math.multiply_no_nan(means, self._shares)
+            single = tf.unstack(tf.reduce_sum(counted, axis=0))
             total += tf.add_n(
                 [x.weight * v for x, v in zip(self._losses, single)]
             )
@@ -113,9 +106,8 @@ class BatchLoss:
 
     def _set(self, key, values):
         microbatches = self.tensors.microbatches
-        for microbatch, value in zip(
-            microbatches, tf.unstack(values, len(microbatches)), strict=True
-        ):
+        values = tf.unstack(values, len(microbatches))
+        for microbatch, value in zip(microbatches, values, strict=True):
             microbatch[key] = value
 
     def _counts(self):

@@ -92,7 +92,7 @@ def run_schedule(
     Args:
         actions: In an order in which each comes after all it depends on.
         stages: The phases of each stage, by letter, with keys `(rank, key)`.
-        devices: The devices of each stage, one for each model rank.
+        devices: Those of each stage, one for each model rank.
         tensors: Those of each rank; results are added.
         results: Keys of what is wanted of each microbatch in the end.
         emit: Calls the function of an action on its arguments.
@@ -120,8 +120,7 @@ def run_schedule(
 class Executor:
     """Emits actions one by one; see `run_schedule` for the arguments.
 
-    Attributes:
-        last: For each device what is there when its last action is done.
+    `last` has for each device what is there when its last action is done.
     """
 
     stages: Sequence[Mapping[str, Phase]]
@@ -259,9 +258,7 @@ def _have_side_effects(stages):
 def _users(stages, done):
     """The actions that make and that read each tensor of a microbatch.
 
-    Args:
-        stages: See `run_schedule`.
-        done: Kind and stage of all actions that there are.
+    `done` are kind and stage of all actions that there are.
     """
     makers = collections.defaultdict(set)
     readers = collections.defaultdict(set)

@@ -35,11 +35,8 @@ from tfscale.pipeline.tracing import keys
 def run(executor: Any, loop: Loop, makers: Users, readers: Users) -> None:
     """Runs a loop for one replica.
 
-    Args:
-        executor: The `Executor` of the replica; results are added to it.
-        loop: The loop, with keys `(rank, key)`.
-        makers: See `find_loops`.
-        readers: See `find_loops`.
+    Results are added to its `Executor`. Keys are `(rank, key)`; for makers and
+    readers see `find_loops`.
     """
     body = loop.body
     for microbatch, (rank, key) in loop.registers:

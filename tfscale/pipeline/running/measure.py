@@ -20,6 +20,8 @@ from tfscale.pipeline.tracing.program import Programs
 # Each call runs for about as long as this, in seconds, to be measured.
 _WINDOW = 0.02
 _WINDOWS = 3
+# Steps to warm up, and steps that are measured.
+_UNMEASURED, _MEASURED = 2, 5
 
 
 def measure_calls(
@@ -31,12 +33,9 @@ def measure_calls(
     are measured once, so they cost the same. XLA, which compiles whole stages
     on accelerators, is left out.
 
-    Args:
-        graph: The model. Its variables are read, and nothing is changed.
-        device: A device like those of the stages.
-        rows: Rows of the inputs, which should be those of a microbatch: with
-            few rows an accelerator takes as long for a small layer as for a
-            large one. Inputs are 1 where they are floating and else 0.
+    Variables are read, and nothing is changed. Inputs, 1 where they are
+    floating and else 0, should have as many `rows` as a microbatch: with few
+    rows an accelerator takes as long for a small layer as for a large one.
 
     Raises:
         ValueError: If another size than that of the batch is unknown.
@@ -56,8 +55,6 @@ def measure_step(
     programs: Programs,
     strategy: tf.distribute.Strategy,
     data: tuple,
-    *,
-    num_steps: int = 5,
 ) -> list[Span]:
     """When each action of a training step begins and ends.
 
@@ -71,16 +68,9 @@ def measure_step(
     that was made after it has been copied to the host: a measured step takes
     longer than one in training. CPU devices need none of this.
 
-    Args:
-        plan: The model.
-        programs: Those of the model.
-        strategy: The `MeshStrategy`.
-        data: `(x, y, sample_weight)` of one global batch, or fewer of them.
-        num_steps: How many steps are measured, after two that are not.
-
-    Returns:
-        The spans of the first replica, in seconds from the first start, of the
-        step that took the median time.
+    Returns the spans of the first replica, in seconds from the first start, of
+    the step that took the median time. `data` are `(x, y, sample_weight)` of
+    one global batch, or fewer of them.
     """
     actions, clocks = list(plan.schedule.order()), {}
 
@@ -110,12 +100,12 @@ def measure_step(
         tf.data.Dataset.from_tensors(data)
     )
     steps = []
-    for _ in range(2 + num_steps):
+    for _ in range(_UNMEASURED + _MEASURED):
         with no_grappler():
             times = run(batch)[0]
         times = strategy.experimental_local_results(times)[0].numpy()
         steps.append(times - times.min())
-    steps = sorted(steps[2:], key=lambda times: times.max())
+    steps = sorted(steps[_UNMEASURED:], key=lambda times: times.max())
     return [
         Span(action, plan.schedule.stage_devices[action.stage], *map(float, t))
         for action, t in zip(actions, steps[len(steps) // 2])

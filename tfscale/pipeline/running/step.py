@@ -7,6 +7,7 @@ for all ranks of a replica.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.distribute import MeshStrategy
 from tfscale.mesh.gradient_reduction import sum_over_replicas
 from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
@@ -31,6 +33,7 @@ class StepResult:
     """What a step computed, of the batch of this replica.
 
     Attributes:
+        inputs: Flat inputs of the model.
         loss: This replica's part of the loss of the global batch, without
             weight regularisers, times the replicas' number of rows over its
             own: so that the mean over replicas, by rows, is that loss.
@@ -44,6 +47,7 @@ class StepResult:
             moments of all microbatches.
     """
 
+    inputs: list[tf.Tensor]
     loss: tf.Tensor
     losses: list[tf.Tensor]
     share: tf.Tensor
@@ -53,40 +57,28 @@ class StepResult:
     moments: list[tuple[keras.layers.BatchNormalization, tf.Tensor]]
 
 
+@dataclasses.dataclass(eq=False)
 class PipelineStep:
     """Runs a program on batches in the current replica.
 
-    Args:
-        plan: The plan of the pipeline.
-        program: The program for the batches.
-        strategy: The `MeshStrategy`.
-        emit: See `run_schedule`.
-        reads_outputs: Whether the outputs of the model are wanted. A loop keeps
-            those of all microbatches, whether they are used or not.
+    With `reads_outputs` a loop keeps the outputs of the model of all
+    microbatches. For `emit` see `run_schedule`.
     """
 
-    def __init__(
-        self,
-        plan: PipelinePlan,
-        program: Program,
-        strategy,
-        emit=None,
-        reads_outputs: bool = True,
-    ):
-        context = tf.distribute.get_replica_context()
-        # Among those of this worker.
-        replica, rank = strategy.extended.replica_and_rank()
+    plan: PipelinePlan
+    program: Program
+    strategy: MeshStrategy
+    emit: Callable | None = None
+    reads_outputs: bool = True
+
+    def __post_init__(self):
+        # The number of the replica among those of this worker.
+        self._replica, rank = self.strategy.extended.replica_and_rank()
         self._num_ranks = collectives.num_ranks()
-        grid = strategy.device_grid[replica]
-        self._plan = plan
-        self._program = program
-        self._strategy = strategy
-        self._replica = replica
-        self._index = replica * self._num_ranks + rank
-        self._context = context
-        self._emit = emit
-        self._reads_outputs = reads_outputs
-        self._ranks = [grid[d] for d in plan.schedule.stage_devices]
+        self._index = self._replica * self._num_ranks + rank
+        self._context = tf.distribute.get_replica_context()
+        grid = self.strategy.device_grid[self._replica]
+        self._ranks = [grid[d] for d in self.plan.schedule.stage_devices]
         self.devices = [ranks[rank] for ranks in self._ranks]
 
     def run(
@@ -109,11 +101,10 @@ class PipelineStep:
             update: Updates a stage, given all tensors, each `BatchLoss` and
                 a U.
         """
+        replica = self._context.replica_id_in_sync_group
         tensors = Tensors(
             shared={
-                keys.REPLICA: tf.cast(
-                    self._context.replica_id_in_sync_group, tf.int64
-                ),
+                keys.REPLICA: tf.cast(replica, tf.int64),
                 **self._read("trainable", keys.Param),
             },
             states=self._read("state", keys.State),
@@ -121,7 +112,7 @@ class PipelineStep:
             microbatches=[],
         )
         prepared = [self._prepare(x, y, tensors) for x, y in batches]
-        if training or self._program.divisors is not None:
+        if training or self.program.divisors is not None:
             for batch in prepared:
                 batch.weigh(loss_scale)
         if update is not None:
@@ -139,12 +130,10 @@ class PipelineStep:
     def _prepare(self, inputs, targets, tensors):
         """Adds the microbatches of a batch to those of the step."""
         targets = [x for x in keras.tree.flatten(targets) if x is not None]
-        values = self._plan.graph.inputs
-        batch: dict[Hashable, Any] = {
-            keys.Activation(v): x for v, x in zip(values, inputs)
-        }
+        fed = map(keys.Activation, self.plan.graph.inputs)
+        batch: dict[Hashable, Any] = dict(zip(fed, inputs))
         batch.update((keys.Target(i), x) for i, x in enumerate(targets))
-        size = self._plan.schedule.microbatches_per_batch
+        size = self.plan.schedule.microbatches_per_batch
         divided = Microbatches(list(batch.values()), size).split()
         microbatches: list[dict[Hashable, Any]] = [
             {keys.ROWS: rows, **dict(zip(batch, values))}
@@ -152,7 +141,7 @@ class PipelineStep:
         ]
         tensors.microbatches.extend(microbatches)
         return BatchLoss(
-            self._program,
+            self.program,
             inputs,
             dataclasses.replace(tensors, microbatches=microbatches),
             self.devices[-1],
@@ -163,10 +152,11 @@ class PipelineStep:
         shard = batch.shard
         to_mean = tf.math.divide_no_nan(shard.all_rows, shard.rows)
         return StepResult(
+            inputs=batch.inputs,
             loss=loss * to_mean,
             losses=[each * to_mean for each in losses],
             share=shard.share,
-            outputs=self._outputs(batch.tensors, batch.inputs),
+            outputs=self._outputs(batch),
             gradients=gradients,
             states=states,
             moments=self._moments(batch.tensors),
@@ -187,24 +177,24 @@ class PipelineStep:
         self._context.merge_call(run_all, args=(self, tensors))
 
     def _run_schedule(self, actions, tensors_of_ranks, update=None):
-        stages = [x.of_replica(self._replica) for x in self._program.stages]
+        stages = [x.of_replica(self._replica) for x in self.program.stages]
         run_schedule(
             actions,
             stages,
             self._ranks,
             tensors_of_ranks,
             results=self._results(),
-            emit=self._emit,
+            emit=self.emit,
             update=update,
         )
 
     def _results(self):
         """Keys, with their rank, of what the step reads of microbatches."""
         wanted = {keys.LOSSES, keys.DIVISORS}
-        for index, stage in enumerate(self._program.stages):
+        for index, stage in enumerate(self.program.stages):
             wanted |= {keys.AddedLoss(index), *stage.batch_norms}
-        if self._reads_outputs:
-            for value in self._plan.graph.outputs:
+        if self.reads_outputs:
+            for value in self.plan.graph.outputs:
                 wanted |= {keys.Activation(value), keys.Mask(value)}
         return {(r, key) for r in range(self._num_ranks) for key in wanted}
 
@@ -215,9 +205,9 @@ class PipelineStep:
         replicas divide slots, gradients are this replica's shard.
         """
         sums = sum_over_replicas(
-            self._strategy.extended,
+            self.strategy.extended,
             list(gradients.values()),
-            [self._plan.variables[number] for number in gradients],
+            [self.plan.variables[number] for number in gradients],
         )
         return dict(zip(gradients, sums))
 
@@ -233,28 +223,28 @@ class PipelineStep:
                 averages = batch_norm.MovingAverages.of(layer, moments.shape[1])
             noting.calls.append((averages, moments))
         for number, value in sorted(result.states.items()):
-            component = self.component(self._plan.variables[number])
+            component = self.component(self.plan.variables[number])
             with tf.device(component.device):
                 component.assign(tf.cast(value, component.dtype))
 
     def all_sum(self, tensor) -> tf.Tensor:
         """The sum of a tensor over the replicas."""
-        if self._strategy.num_replicas_in_sync == 1:
+        if self.strategy.num_replicas_in_sync == 1:
             return tensor
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
     def component(self, variable: keras.Variable) -> tf.Variable:
         """What this replica and rank have of a variable."""
-        return self._strategy.experimental_local_results(variable.value)[
+        return self.strategy.experimental_local_results(variable.value)[
             self._index
         ]
 
     def _read(self, variables, kind):
         """Values of variables, each read once and where it lives."""
         values = {}
-        for stage in self._plan.stages:
+        for stage in self.plan.stages:
             for variable in getattr(stage, variables):
-                key = kind(self._plan.numbers[id(variable)])
+                key = kind(self.plan.numbers[id(variable)])
                 if key not in values:
                     component = self.component(variable)
                     with tf.device(component.device):
@@ -262,10 +252,10 @@ class PipelineStep:
         return values
 
     def _zeros(self):
-        if self._plan.schedule.microbatches_per_batch == 1:
+        if self.plan.schedule.microbatches_per_batch == 1:
             return {}
         zeros = {}
-        for stage, device in zip(self._program.stages, self.devices):
+        for stage, device in zip(self.program.stages, self.devices):
             with tf.device(device):
                 for key, spec in stage.sums.items():
                     # Not `tf.zeros`, a constant that stays on the device.
@@ -274,22 +264,19 @@ class PipelineStep:
                     )
         return zeros
 
-    def _outputs(self, tensors, inputs):
-        if not self._reads_outputs:
+    def _outputs(self, batch):
+        if not self.reads_outputs:
             return []
-        rows = tf.shape(inputs[0])[0]
+        rows = tf.shape(batch.inputs[0])[0]
 
         def join(key):
-            slices = [m[key] for m in tensors.microbatches if key in m]
+            slices = [m[key] for m in batch.tensors.microbatches if key in m]
             # Without the rows that count nothing.
             return tf.concat(slices, axis=0)[:rows] if slices else None
 
-        outputs, gathered = [], self._program.stages[-1].gathered
-        for value in self._plan.graph.outputs:
-            output, mask = (
-                join(keys.Activation(value)),
-                join(keys.Mask(value)),
-            )
+        outputs, gathered = [], self.program.stages[-1].gathered
+        for value in self.plan.graph.outputs:
+            output, mask = join(keys.Activation(value)), join(keys.Mask(value))
             if value in gathered:
                 output = collectives.gather_from_ranks(output, gathered[value])
             if mask is not None:
@@ -304,26 +291,25 @@ class PipelineStep:
             terms.setdefault(key.number, []).append(tensor)
         gradients = {}
         for number, found in sorted(terms.items()):
-            variable = self._plan.variables[number]
-            with tf.device(self.devices[self._plan.homes[number]]):
+            variable = self.plan.variables[number]
+            with tf.device(self.devices[self.plan.homes[number]]):
                 gradients[number] = tf.cast(tf.add_n(found), variable.dtype)
         return gradients
 
     def _states(self, tensors):
-        changed = {
-            key.number
-            for stage in self._program.stages
+        return {
+            key.number: tensors.states[keys.State(key.number)]
+            for stage in self.program.stages
             for key in stage.outputs
             if isinstance(key, keys.NewState)
         }
-        return {n: tensors.states[keys.State(n)] for n in changed}
 
     def _moments(self, tensors):
         found = []
         rows = [m[keys.ROWS] for m in tensors.microbatches]
         may_be_empty = any(tf.get_static_value(x) is None for x in rows)
         rows = tf.reshape(tf.stack(rows), [-1, 1, 1])
-        for stage, device in zip(self._program.stages, self.devices):
+        for stage, device in zip(self.program.stages, self.devices):
             for key, layers in stage.batch_norms.items():
                 with tf.device(device):
                     noted = tf.stack([m[key] for m in tensors.microbatches])

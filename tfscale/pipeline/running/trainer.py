@@ -67,9 +67,8 @@ class PipelineTrainer(WrappedModel):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_built()
         scale = self.optimizer.scale_loss(tf.ones((), losses.precision()))
-        step, inputs, result = self._run(
-            x, self._targets(x, y, sample_weight), True, loss_scale=scale
-        )
+        targets = self._targets(x, y, sample_weight)
+        step, result = self._run(x, targets, True, loss_scale=scale)
         with contextlib.ExitStack() as stack:
             if not isinstance(
                 self.optimizer, keras.optimizers.LossScaleOptimizer
@@ -83,7 +82,7 @@ class PipelineTrainer(WrappedModel):
             gradients = step.sum_gradients(result.gradients)
             penalty = self._add_penalties(gradients, scale=scale)
             self._apply(gradients)
-        return self._log(step, result, penalty, x, y, sample_weight, inputs)
+        return self._log(step, result, penalty, x, y, sample_weight)
 
     def _train_window(self, batches):
         """One optimizer step on each of several batches."""
@@ -100,10 +99,9 @@ class PipelineTrainer(WrappedModel):
             self._prepare(x, self._targets(x, y, w), True)
             for x, y, w in batches
         ]
-        program = prepared[0][0]
         step = PipelineStep(
             self._plan,
-            program,
+            prepared[0][0],
             self.distribute_strategy,
             reads_outputs=self._reads_outputs,
         )
@@ -119,19 +117,19 @@ class PipelineTrainer(WrappedModel):
             [zero] * len(batches),
         )
         results = step.run(
-            [of_batch for _, of_batch in prepared],
+            [batch for _, batch in prepared],
             actions=schedule.order(),
             training=True,
             update=updates,
         )
         self.optimizer.iterations.assign_add(len(batches))
         logs = {}
-        for data, (_, (inputs, _)), result, penalty in zip(
-            batches, prepared, results, updates.penalties, strict=True
+        for data, result, penalty in zip(
+            batches, results, updates.penalties, strict=True
         ):
             with batch_norm.noting() as noting:
                 step.assign(result, noting)
-            logs = self._log(step, result, penalty, *data, inputs)
+            logs = self._log(step, result, penalty, *data)
         return logs
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -139,16 +137,16 @@ class PipelineTrainer(WrappedModel):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_built()
         targets = self._targets(x, y, sample_weight)
-        step, inputs, result = self._run(x, targets, False)
+        step, result = self._run(x, targets, False)
         with batch_norm.noting() as noting:
             step.assign(result, noting)
         penalty = self._add_penalties({}, scale=0.0)
-        return self._log(step, result, penalty, x, y, sample_weight, inputs)
+        return self._log(step, result, penalty, x, y, sample_weight)
 
     def predict_step(self, data: Any) -> Any:
         """Predictions for a batch; in replica context."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        step, _, result = self._run(x, None, False)
+        step, result = self._run(x, None, False)
         with batch_norm.noting() as noting:
             step.assign(result, noting)
         return self._plan.graph.pack_outputs(result.outputs)
@@ -201,15 +199,14 @@ class PipelineTrainer(WrappedModel):
 
     def _compiled_programs(self, jit_compile):
         """Programs for what the model was compiled with."""
-        model = self if self._has_custom_loss else None
-        if model is not None:
+        if self._has_custom_loss:
             adapt_compile_loss(self._compile_loss)
         return Programs(
             self._plan,
             self.distribute_strategy,
             self._compile_loss,
             jit_compile,
-            model,
+            self if self._has_custom_loss else None,
         )
 
     def _targets(self, x, y, sample_weight):
@@ -253,9 +250,8 @@ class PipelineTrainer(WrappedModel):
         """
         trackers = [*attributes.flatten_layers(self), self._compile_metrics]
         trackers += [self._compile_loss, getattr(self, "optimizer", None)]
-        if all(tracker is None or tracker.built for tracker in trackers):
-            return
-        super()._maybe_symbolic_build(iterator, data_batch)
+        if not all(each is None or each.built for each in trackers):
+            super()._maybe_symbolic_build(iterator, data_batch)
 
     def _outermost(self, function):
         return outermost(
@@ -263,15 +259,13 @@ class PipelineTrainer(WrappedModel):
         )
 
     def _check_built(self):
-        trackers = [self._compile_metrics]
-        if not self._has_custom_loss:
-            # It may have no use for the one given to `compile`.
-            trackers.append(self._compile_loss)
-        checks.check_built(self, *trackers)
+        # A custom loss may have no use for the one given to `compile`.
+        loss = None if self._has_custom_loss else self._compile_loss
+        checks.check_built(self, self._compile_metrics, loss)
 
     def _run(self, x, targets, training, loss_scale=1.0):
-        """Returns the step, its flat inputs and its result."""
-        program, (inputs, targets) = self._prepare(x, targets, training)
+        """Returns the step and its result."""
+        program, batch = self._prepare(x, targets, training)
         actions = self._plan.schedule.order()
         if not training:
             count = self._plan.schedule.microbatches_per_batch
@@ -287,12 +281,9 @@ class PipelineTrainer(WrappedModel):
             reads_outputs=targets is None or self._reads_outputs,
         )
         (result,) = step.run(
-            [(inputs, targets)],
-            actions=actions,
-            loss_scale=loss_scale,
-            training=training,
+            [batch], actions=actions, loss_scale=loss_scale, training=training
         )
-        return step, inputs, result
+        return step, result
 
     def _prepare(self, x, targets, training):
         """Returns the program of a batch, and its flat inputs and targets."""
@@ -311,9 +302,11 @@ class PipelineTrainer(WrappedModel):
         total = tf.zeros((), losses.precision())
         extended = self.distribute_strategy.extended
         for number, variable in enumerate(self._plan.variables):
-            if variable.regularizer is None or not variable.trainable:
-                continue
-            if values is not None and number not in values:
+            if (
+                variable.regularizer is None
+                or not variable.trainable
+                or (values is not None and number not in values)
+            ):
                 continue
             with tf.GradientTape() as tape:
                 value = tf.convert_to_tensor(
@@ -338,7 +331,8 @@ class PipelineTrainer(WrappedModel):
                 variables,
             )
 
-    def _log(self, step, result, penalty, x, y, sample_weight, inputs):
+    def _log(self, step, result, penalty, x, y, sample_weight):
+        inputs = result.inputs
         rows = tf.shape(inputs[0])[0]
         self._loss_tracker.update_state(
             result.loss + penalty, sample_weight=rows

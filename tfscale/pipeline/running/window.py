@@ -89,16 +89,9 @@ def with_equal_shapes(batches) -> list[Any]:
 class StageUpdates:
     """Updates the stages of one replica in a window.
 
-    Attributes:
-        plan: The model.
-        step: The step of the window.
-        schedule: That of the window.
-        optimizer: What each stage updates by.
-        counters: What counts the updates of each stage.
-        add_penalties: Adds gradients of weight regularisers, given values of
-            the weights; returns their sum.
-        penalties: These sums, of each batch.
-        functions: What updates each stage, by its number.
+    `add_penalties` adds gradients of weight regularisers, given values of the
+    weights, and returns their sum: `penalties` has these, of each batch.
+    `functions` update each stage, by its number.
     """
 
     plan: PipelinePlan
@@ -114,10 +107,8 @@ class StageUpdates:
         self, tensors: Tensors, batches: list[BatchLoss], action: Action
     ) -> tf.Tensor:
         """Updates a stage by the gradient of a batch."""
-        stage, batch = (
-            self.plan.stages[action.stage],
-            batches[action.microbatch],
-        )
+        stage = self.plan.stages[action.stage]
+        batch = batches[action.microbatch]
         device = self.step.devices[action.stage]
         numbers = [self.plan.numbers[id(v)] for v in stage.trainable]
         gradients = {}
