@@ -62,14 +62,17 @@ def stage_memory(
             activations += memory.value_bytes(graph, graph.outputs, rows)
         kept = activations
         if plan.recompute:
-            kept = min(
-                memory.value_bytes(graph, stage.inputs, rows), activations
-            )
+            inputs = memory.value_bytes(graph, stage.inputs, rows)
+            kept = min(inputs, activations)
         weights, _, slots = memory.training_bytes(
             variables_at_home(plan, stage.index), num_slots
         )
         # A variable that lives elsewhere has its gradients summed here too.
         trained, gradients, _ = memory.training_bytes(stage.trainable)
+        working = (
+            memory.working_bytes(graph, call, each, rows)
+            for call, each in zip(stage.calls, calls)
+        )
         result.append(
             StageMemory(
                 weights=weights,
@@ -78,10 +81,7 @@ def stage_memory(
                 activations=kept,
                 in_flight=in_flight[stage.index],
                 recomputed=activations - kept,
-                working=max(
-                    memory.working_bytes(graph, call, each, rows)
-                    for call, each in zip(stage.calls, calls)
-                ),
+                working=max(working),
                 older_weights=plan.schedule.staleness(stage.index) * trained,
             )
         )

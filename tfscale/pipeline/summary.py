@@ -49,6 +49,9 @@ def print_summary(
     schedule, simulation = plan.schedule, plan.simulation
     replicas = f", {colored(len(devices))} replicas" * (len(devices) > 1)
     recomputed = ", forwards recomputed" * plan.recompute
+    on_host = " (on the host)" * any(map(are_states_on_host, plan.variables))
+    # Model ranks divide variables, and so may divide activations.
+    has_ranks = any(sharding_of(v).is_sharded for v in plan.variables)
     lines = (
         (
             "Schedule",
@@ -70,10 +73,10 @@ def print_summary(
         (
             "Memory",
             f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
-            f" per variable{_on_host(plan)}, what a backward "
-            "computes, and activations: microbatches in flight x one of "
+            f" per variable{on_host}, what a backward computes, and "
+            "activations: microbatches in flight x one of "
             f"{colored(rows)} {'rows' if rows > 1 else 'row'}"
-            f"{', undivided' * _has_ranks(plan)}",
+            f"{', undivided' * has_ranks}",
         ),
         *_length(plan),
         *_not_cut(plan),
@@ -110,22 +113,17 @@ def _table(plan, devices, memories, line_length):
             for v in variables_at_home(plan, stage.index)
             if id(v) in weights
         )
+        memory = [colored(readable_bytes(needed.total))]
+        kept = readable_bytes(needed.activations)
+        memory.append(f"{needed.in_flight} x {kept}")
+        if plan.recompute:
+            memory.append(f"+ {readable_bytes(needed.recomputed)}")
         table.add_row(
             colored(stage.index),
             rich.markup.escape(_layers(stage.layers)),
             colored(f"{parameters:,}"),
             colored(f"{100 * cost / sum(flops):.1f} %"),
-            "\n".join(
-                [
-                    colored(readable_bytes(needed.total)),
-                    f"{needed.in_flight} x "
-                    f"{readable_bytes(needed.activations)}",
-                    *(
-                        f"+ {readable_bytes(needed.recomputed)}"
-                        for _ in range(plan.recompute)
-                    ),
-                ]
-            ),
+            "\n".join(memory),
             "\n".join(_short(replica[rank]) for replica in devices),
         )
     return table
@@ -191,16 +189,6 @@ def _tied(plan):
                 f"{', '.join(map(colored, users))} lives in stage "
                 f"{colored(plan.homes[number])}"
             )
-
-
-def _has_ranks(plan):
-    """Whether model ranks divide variables, and so may divide activations."""
-    return any(sharding_of(v).is_sharded for v in plan.variables)
-
-
-def _on_host(plan):
-    is_there = any(are_states_on_host(v) for v in plan.variables)
-    return " (on the host)" * is_there
 
 
 def _num_slots(optimizer, plan):
