@@ -11,8 +11,6 @@ import numpy as np
 
 from tfscale.plan.device import Device
 from tfscale.plan.layers import ModelTable
-from tfscale.plan.layers import StageSums
-from tfscale.plan.layers import Work
 from tfscale.plan.layers import balanced_cuts
 from tfscale.plan.layers import stage_sums
 from tfscale.plan.schedule_cost import ScheduleCost
@@ -142,15 +140,12 @@ class Predictor:
             "data axis": gradients,
             "update": updated / self._device.memory_bandwidth,
         }
-        of_forward, of_backward = Work(*stages.forward), Work(*stages.backward)
-        summed = of_forward.summed * forwards + of_backward.summed
+        summed = stages.forward.summed * forwards + stages.backward.summed
+        most_summed = schedule.by_device(summed).max()
         traffic = {
             "data": gradient_bytes,
             "pipeline": m * sent,
-            "model": m
-            * rows
-            * _ring(s.model)
-            * schedule.by_device(summed).max(),
+            "model": m * rows * _ring(s.model) * most_summed,
         }
         speed = self._batch_size / sum(seconds.values())
         tokens = self._table.tokens
@@ -167,12 +162,12 @@ class Predictor:
     def _make_cuts(self, ranks, num_stages):
         return self._choose_cuts(self._table.by_ranks[ranks], num_stages)
 
-    def _make_layers(self, ranks) -> StageSums:
+    def _make_layers(self, ranks):
         """The same sums, as if each layer were a stage."""
         layers = self._table.by_ranks[ranks]
         return stage_sums(layers, range(1, len(layers)))
 
-    def _make_stages(self, ranks, num_stages) -> StageSums:
+    def _make_stages(self, ranks, num_stages):
         layers = self._table.by_ranks[ranks]
         return stage_sums(layers, self._cuts(ranks, num_stages))
 
@@ -184,8 +179,7 @@ class Predictor:
         stages, device = self._stages(ranks, num_stages), self._device
         link = self._link(1, ranks) * device.link_efficiency
         computing, summing = [], []
-        for sums in (stages.forward, stages.backward):
-            work = Work(*sums)
+        for work in (stages.forward, stages.backward):
             moved = work.moved
             if sequence_parallel:
                 moved = moved - work.undivided * (1 - 1 / ranks)
@@ -258,7 +252,7 @@ class Predictor:
         its weights. `ranks` divide the sequence.
         """
         layers = self._layers(s.model)
-        work = Work(*layers.forward)
+        work = layers.forward
         written = work.moved - work.undivided * (1 - 1 / ranks)
         cuts = self._cuts(s.model, s.pipeline * s.stages_per_device)
         return np.maximum.reduceat(

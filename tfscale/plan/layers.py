@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,7 @@ class Layer:
 
     Args:
         name: Name of the layer.
-        forward: Work of its forward.
-        backward: Work of its backward.
+        forward, backward: Work of its forward and of its backward.
         trainable: Elements of trainable weights.
         frozen: Elements of other variables.
         kept: Bytes that are kept until the backward.
@@ -84,23 +84,6 @@ class ModelTable:
     notes: tuple[str, ...] = ()
 
 
-class StageSums(NamedTuple):
-    """The fields of `Layer`, with one number for each stage.
-
-    `forward` and `backward` have a row for each field of `Work`; `cut_bytes` is
-    that of a stage's first layer.
-    """
-
-    forward: np.ndarray
-    backward: np.ndarray
-    trainable: np.ndarray
-    frozen: np.ndarray
-    kept: np.ndarray
-    undivided: np.ndarray
-    kept_once: np.ndarray
-    cut_bytes: np.ndarray
-
-
 def balanced_cuts(layers: Sequence[Layer], num_stages: int) -> tuple[int, ...]:
     """Cuts whose most expensive stage is the cheapest.
 
@@ -130,14 +113,19 @@ def balanced_cuts(layers: Sequence[Layer], num_stages: int) -> tuple[int, ...]:
     return tuple(cuts(high)[1:])
 
 
-def stage_sums(layers: Sequence[Layer], cuts: Sequence[int]) -> StageSums:
-    """Adds up the layers between cuts."""
+def stage_sums(layers: Sequence[Layer], cuts: Sequence[int]) -> Any:
+    """The layers between cuts, added up: a `Layer` of arrays over the stages.
+
+    `cut_bytes` is that of a stage's first layer.
+    """
     starts = [0, *cuts]
 
     def column(name):
         values = np.array([getattr(layer, name) for layer in layers], float)
         if name == "cut_bytes":
             return values[starts]
-        return np.add.reduceat(values, starts, axis=0).T
+        sums = np.add.reduceat(values, starts, axis=0).T
+        return Work(*sums) if name in ("forward", "backward") else sums
 
-    return StageSums(*map(column, StageSums._fields))
+    _, *names = (field.name for field in dataclasses.fields(Layer))
+    return Layer("stages", *map(column, names))
