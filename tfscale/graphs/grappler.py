@@ -56,9 +56,8 @@ def _cluster():
     def described(device):
         kind = device.device_type
         details = tf.config.experimental.get_device_details(device)
-        version = details.get("compute_capability")
         environment = {}
-        if version is not None:
+        if version := details.get("compute_capability"):
             environment["architecture"] = ".".join(map(str, version))
         index = device.name.rpartition(":")[-1]
         return symbols.device_properties.NamedDevice(

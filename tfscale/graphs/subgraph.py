@@ -115,17 +115,11 @@ def extract(
 
     def placeholder(tensor, kind):
         name = names[tensor.ref()] = f"{kind}_{len(names)}"
-        graph_def.node.append(
-            tf.compat.v1.NodeDef(
-                name=name,
-                op="Placeholder",
-                attr={
-                    "dtype": _type(tensor),
-                    "shape": tf.compat.v1.AttrValue(
-                        shape=tensor.shape.as_proto()
-                    ),
-                },
-            )
+        shape = tf.compat.v1.AttrValue(shape=tensor.shape.as_proto())
+        graph_def.node.add(
+            name=name,
+            op="Placeholder",
+            attr={"dtype": _type(tensor), "shape": shape},
         )
         return name
 
@@ -155,19 +149,13 @@ def extract(
     placeholders = tuple(placeholder(tensor, "feed") for tensor in feeds)
     for operation in operations:
         add(operation)
-    returned = []
-    for number, tensor in enumerate(fetches):
-        returned.append(f"fetch_{number}")
-        graph_def.node.append(
-            tf.compat.v1.NodeDef(
-                name=returned[-1],
-                op="Identity",
-                input=[source(tensor)],
-                attr={"T": _type(tensor)},
-            )
-        )
+    returned = tuple(f"fetch_{number}" for number in range(len(fetches)))
+    for name, tensor in zip(returned, fetches):
+        # Adds its operation before it, if it is a constant.
+        given, attr = source(tensor), {"T": _type(tensor)}
+        graph_def.node.add(name=name, op="Identity", input=[given], attr=attr)
     keep = tuple(operation.name for operation in side_effects)
-    return Subgraph(graph_def, placeholders, captures, tuple(returned), keep)
+    return Subgraph(graph_def, placeholders, captures, returned, keep)
 
 
 def _device(node, devices):

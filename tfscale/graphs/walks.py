@@ -42,12 +42,12 @@ def ancestors(
 
 
 def descendants(
-    operations: Iterable[tf.Operation], stop: Container[tf.Operation] = ()
+    operations: Iterable[tf.Operation],
 ) -> dict[tf.Operation, None]:
-    """Operations and their dependents, without `stop` and those after it."""
+    """Operations and their dependents."""
 
     def consumers(op):
         for tensor in op.outputs:
-            yield from (x for x in tensor.consumers() if x not in stop)
+            yield from tensor.consumers()
 
     return reachable(operations, consumers)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
 
 import keras
 
@@ -91,15 +90,13 @@ class PipelinePlan:
     @functools.cached_property
     def simulation(self) -> Simulation:
         """A step, in units of the mean forward of a stage."""
-        forward, backward, weight = self.stage_costs
-        mean = sum(forward) / len(forward)
-        return simulate(
-            self.schedule,
-            forward=[cost / mean for cost in forward],
-            backward=[cost / mean for cost in backward],
-            weight=[cost / mean for cost in weight],
-            recompute=self.recompute,
-        )
+        costs = self.stage_costs
+        mean = sum(costs.forward) / len(costs.forward)
+        units = {
+            kind: [cost / mean for cost in of_stages]
+            for kind, of_stages in costs._asdict().items()
+        }
+        return simulate(self.schedule, recompute=self.recompute, **units)
 
     @functools.cached_property
     def stage_costs(self) -> CallCosts:
@@ -161,17 +158,11 @@ def make_plan(
             "`balance` must be 'params', 'flops', 'time' or a list of layer "
             f"names. Received: balance={balance!r}."
         )
-    limits: dict[str, Any] = {}
+    memory = stage_limit = None
     if memory_limit is not None:
-        limits = {
-            "memory": layer_memory(graph, microbatch_size),
-            # Stages that share a device share its limit.
-            "memory_limit": int(
-                memory_limit * schedule.num_devices / num_stages
-            ),
-            "in_flight": peak_in_flight(schedule),
-            "recompute": recompute,
-        }
+        memory = layer_memory(graph, microbatch_size)
+        # Stages that share a device share its limit.
+        stage_limit = int(memory_limit * schedule.num_devices / num_stages)
     batch_size = max(
         _BATCH_SIZE, microbatch_size * schedule.microbatches_per_batch
     )
@@ -192,12 +183,14 @@ def make_plan(
             for layers, num_bytes in tied_weights(graph).items()
             if per_byte
         ],
-        **limits,
+        memory=memory,
+        memory_limit=stage_limit,
+        in_flight=peak_in_flight(schedule),
+        recompute=recompute,
     )
-    stages = tuple(cut(graph, cuts))
     plan = PipelinePlan(
         graph,
-        stages,
+        tuple(cut(graph, cuts)),
         schedule,
         traced.flops,
         call_costs,
@@ -210,7 +203,7 @@ def make_plan(
         return plan
     fits = None
     if memory_limit is not None:
-        fits = functools.partial(_fits, plan, limits["memory"], memory_limit)
+        fits = functools.partial(_fits, plan, memory, memory_limit)
     schedule = fastest(schedule, fits=fits, **plan.stage_costs._asdict())
     return dataclasses.replace(plan, schedule=schedule)
 
