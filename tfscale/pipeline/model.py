@@ -13,6 +13,7 @@ from tfscale._internals import symbols
 from tfscale.adapters.cached_activations import adapt_wrapped_suffix
 from tfscale.pipeline import summary
 from tfscale.pipeline.planning.named_schedules import get_schedule
+from tfscale.pipeline.planning.named_schedules import of_window
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import measure
@@ -23,6 +24,10 @@ from tfscale.pipeline.stage_memory import check_older_weights
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
+
+# FLOPs of a CPU, and of an accelerator, while it sends a byte to its neighbour:
+# an A100 800, an H100 1,700, in 16 bits; copies between cores are fast.
+_FLOPS_PER_BYTE = 10, 1000
 
 
 # What is saved as this class loads as the plain model, see wrapped_model.py.
@@ -137,26 +142,23 @@ class PipelineModel(PipelineTrainer):
         )
         if isinstance(model, keras.Model):
             checks.check_steps(model)
+        devices = strategy.device_rows[0]
+        is_accelerator = "CPU" not in devices[0]
         make_this_plan = functools.partial(
             make_plan,
             model,
             get_schedule(
-                schedule,
-                len(strategy.device_rows[0]),
-                num_microbatches,
-                stages_per_device,
+                schedule, len(devices), num_microbatches, stages_per_device
             ),
             balance,
             recompute=recompute,
             memory_limit=memory_limit,
             microbatch_size=microbatch_size,
             measure=functools.partial(
-                measure.measure_calls,
-                device=strategy.device_rows[0][0],
-                rows=microbatch_size,
+                measure.measure_calls, device=devices[0], rows=microbatch_size
             ),
             choose_schedule=schedule == "auto",
-            flops_per_byte=_flops_per_byte(strategy),
+            flops_per_byte=_FLOPS_PER_BYTE[is_accelerator],
         )
         plan = make_this_plan()
         checks.check_made_in_scope(plan.variables)
@@ -246,18 +248,10 @@ class PipelineModel(PipelineTrainer):
 
     def _plan_windows(self):
         """Plans for the batches of an execution, with a flush at its end."""
-        schedule = self._plan.schedule
         strategy = self.distribute_strategy
         window.check(self._plan, strategy, self.optimizer)
-        self._plan = dataclasses.replace(
-            self._plan,
-            schedule=get_schedule(
-                schedule.name,
-                schedule.num_devices,
-                schedule.microbatches_per_batch,
-                num_batches=self.steps_per_execution,
-            ),
-        )
+        schedule = of_window(self._plan.schedule, self.steps_per_execution)
+        self._plan = dataclasses.replace(self._plan, schedule=schedule)
         check_older_weights(self._plan)
         self._counters = window.make_counters(self._plan, strategy)
 
@@ -315,19 +309,9 @@ class PipelineModel(PipelineTrainer):
         with self.distribute_strategy.scope():
             self._symbolic_build(data_batch=data)
         measured = measure.measure_step(
-            self._plan,
-            self._programs,
-            self.distribute_strategy,
-            data,
+            self._plan, self._programs, self.distribute_strategy, data
         )
         return measure.timelines(self._plan, measured)
-
-
-def _flops_per_byte(strategy):
-    """What a device computes while it sends a byte to its neighbour, about."""
-    # An A100 800, and an H100 1,700, in 16 bits; copies between cores are fast.
-    is_cpu = "CPU" in strategy.device_rows[0][0]
-    return 10 if is_cpu else 1000
 
 
 def _ids(variables):

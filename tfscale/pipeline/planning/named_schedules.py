@@ -192,6 +192,12 @@ def get_schedule(
     return make(num_devices, num_microbatches)
 
 
+def of_window(schedule: Schedule, num_batches: int) -> Schedule:
+    """An asynchronous schedule for another number of batches."""
+    sizes = schedule.num_devices, schedule.microbatches_per_batch
+    return get_schedule(schedule.name, *sizes, num_batches=num_batches)
+
+
 def _check_stages(schedule, stages_per_device):
     if stages_per_device not in (None, _FIXED[schedule]):
         raise ValueError(

@@ -18,7 +18,7 @@ from tfscale.adapters.optimizer import apply_sums
 from tfscale.graphs.grappler import outermost
 from tfscale.mesh.gradient_reduction import shard_gradient
 from tfscale.mesh.models.wrapped_model import WrappedModel
-from tfscale.pipeline.planning.named_schedules import get_schedule
+from tfscale.pipeline.planning.named_schedules import of_window
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import window
@@ -89,12 +89,7 @@ class PipelineTrainer(WrappedModel):
         self._check_built()
         unpack = keras.utils.unpack_x_y_sample_weight
         batches = [unpack(b) for b in window.with_equal_shapes(batches)]
-        schedule = get_schedule(
-            self._plan.schedule.name,
-            self._plan.schedule.num_devices,
-            self._plan.schedule.microbatches_per_batch,
-            num_batches=len(batches),
-        )
+        schedule = of_window(self._plan.schedule, len(batches))
         prepared = [
             self._prepare(x, self._targets(x, y, w), True)
             for x, y, w in batches
