@@ -15,7 +15,7 @@ from tfscale.tensor_parallel import rank_state
 from tfscale.variables.of_variable import sharding_of
 
 
-class StageVariables:
+class StageVariables(keras.StatelessScope):
     """Arguments of a traced function in the place of a stage's variables.
 
     For a sharded variable the argument has the shape of a rank's shard. Layers
@@ -45,18 +45,13 @@ class StageVariables:
             self._wholes.append((variable, value))
         self._given_shards = dict(self._shards)
         self._argument = argument
-        self._scope = _Scope(stage, numbers, self._wholes)
+        super().__init__(state_mapping=self._wholes, collect_losses=True)
 
     @contextlib.contextmanager
     def replaced(self):
         """Within it, layers use the tensors, and assign to them."""
-        with self._scope, rank_state.within(given_shards=self._shards):
+        with self, rank_state.within(given_shards=self._shards):
             yield
-
-    @property
-    def losses(self) -> list[tf.Tensor]:
-        """The losses that layers added."""
-        return self._scope.losses
 
     def new_states(self) -> dict[Any, tf.Tensor]:
         """The values that layers assigned to variables, by key.
@@ -68,55 +63,38 @@ class StageVariables:
         made, rows = {}, None
         for variable, before in self._wholes:
             key = keys.NewState(self._numbers[id(variable)])
-            value = self._scope.state_mapping[id(variable)]
+            value = self.state_mapping[id(variable)]
             shard = self._shards.get(id(variable))
             if shard is not self._given_shards.get(id(variable)):
                 made[key] = shard
             elif value is not before:
-                dim = _shard_dim(variable)
-                made[key] = (
-                    value
-                    if dim is None
-                    else collectives.local_shard(value, dim)
-                )
+                if (dim := _shard_dim(variable)) is not None:
+                    value = collectives.local_shard(value, dim)
+                made[key] = value
                 if variable.synchronization == "on_read":
                     # A metric; not of a row that counts nothing.
                     if rows is None:
                         rows = self._argument(keys.ROWS, [], losses.precision())
-                    made[key] = tf.where(rows > 0, made[key], before)
+                    made[key] = tf.where(rows > 0, value, before)
         return made
-
-
-class _Scope(keras.StatelessScope):
-    """Values in the place of variables, as a rank uses them.
-
-    A variable of another stage has none: its gradient would be lost.
-    """
-
-    def __init__(self, stage, numbers, values):
-        super().__init__(state_mapping=values, collect_losses=True)
-        self._stage = stage
-        self._numbers = numbers
-        self._known = {id(variable) for variable, _ in values}
 
     def get_current_value(self, variable):
         """See `keras.StatelessScope`."""
         value = super().get_current_value(variable)
         if not variable.trainable:
             return value
-        if value is None:
-            if id(variable) in self._numbers:
-                raise ValueError(
-                    "A layer or loss may use only variables of its own "
-                    "stage. Received: the variable "
-                    f"{variable.path!r} of another stage, used in stage "
-                    f"{self._stage.index}, where it would get no gradient. "
-                    "Make it an attribute of the layer that uses it, or, for "
-                    "a `compute_loss` that calls layers, have the model "
-                    "return what the loss needs."
-                )
-            return value
-        return collectives.as_used(value)
+        if value is not None:
+            return collectives.as_used(value)
+        if id(variable) in self._numbers:
+            raise ValueError(
+                "A layer or loss may use only variables of its own stage. "
+                f"Received: the variable {variable.path!r} of another stage, "
+                f"used in stage {self._stage.index}, where it would get no "
+                "gradient. Make it an attribute of the layer that uses it, or, "
+                "for a `compute_loss` that calls layers, have the model return "
+                "what the loss needs."
+            )
+        return None
 
     def add_update(self, update):
         """See `keras.StatelessScope`.
@@ -125,7 +103,17 @@ class _Scope(keras.StatelessScope):
         to is that by its new value, and what made it has none.
         """
         variable, value = update
-        self._check_known(variable)
+        if id(variable) not in self.state_mapping:
+            raise ValueError(
+                "What a layer or loss assigns to in a pipeline must be a "
+                "variable of a layer. Received: an assignment to "
+                f"{variable.path!r} in stage {self._stage.index}, which no "
+                "layer of the stage has among its variables: it would be "
+                "lost. Make the variable, metric or "
+                "`keras.random.SeedGenerator` an attribute of the layer. "
+                "`keras.random` without a seed draws from one that all share: "
+                "give it a generator of the layer's own."
+            )
         before = self.get_current_value(variable)
         if variable.trainable:
             if _shard_dim(variable) is not None:
@@ -137,19 +125,6 @@ class _Scope(keras.StatelessScope):
             value = tf.stop_gradient(tf.cast(value, before.dtype))
             value += before - tf.stop_gradient(before)
         super().add_update((variable, value))
-
-    def _check_known(self, variable):
-        if id(variable) not in self._known:
-            raise ValueError(
-                "What a layer or loss assigns to in a pipeline must be a "
-                "variable of a layer. Received: an assignment to "
-                f"{variable.path!r} in stage {self._stage.index}, which no "
-                "layer of the stage has among its variables: it would be "
-                "lost. Make the variable, metric or "
-                "`keras.random.SeedGenerator` an attribute of the layer. "
-                "`keras.random` without a seed draws from one that all share: "
-                "give it a generator of the layer's own."
-            )
 
 
 def _shard_dim(variable):
