@@ -44,8 +44,6 @@ def trace_table(
 
 
 class _Tracer:
-    """Makes the rows of the table."""
-
     def __init__(self, model):
         if not isinstance(model, keras.Model):
             raise TypeError(

@@ -193,7 +193,6 @@ def _with_tied(best, allowed, tied, devices, num_layers, cost):
 
 
 def _loads(cuts, num_layers, devices, cost):
-    """The load of each device, the largest first."""
     loads = collections.Counter()
     for stage, bounds in enumerate(itertools.pairwise([0, *cuts, num_layers])):
         loads[devices[stage]] += cost(stage, *bounds)

@@ -146,7 +146,6 @@ def _unpacked(value, device):
 
 
 def _inside(executor, ahead):
-    """An executor for the graph of the loop."""
     return dataclasses.replace(
         executor,
         last={},
@@ -273,7 +272,6 @@ def _fill_array(executor, owner, actions):
 
 
 def _make_array(executor, owner, action):
-    """Makes an array for what an action of the loop makes."""
     rank, key = owner
     tensors = executor.tensors[rank]
     if key not in tensors.arrays:

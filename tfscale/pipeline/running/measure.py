@@ -170,7 +170,6 @@ class _Clock:
             return [tf.identity(result) for result in results]
 
     def _read(self, tensors):
-        """The time at which some tensors are there."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(tf.control_dependencies(tensors))
             if self._waits_for_device:
@@ -192,7 +191,6 @@ def _first_number(tensors):
 
 
 def _seconds(stage, phases):
-    """Seconds of each phase of a call."""
     tensors, seconds = {}, {}
     for letter, phase in phases.items():
         for key, tensor in zip(phase.inputs, phase.function.inputs):

@@ -36,7 +36,6 @@ def move_variables(
 
 
 def _ranks(plan):
-    """The pipeline rank of each variable, by its id."""
     return {
         id(variable): plan.schedule.stage_devices[home]
         for variable, home in zip(plan.variables, plan.homes)

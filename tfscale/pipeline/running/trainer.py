@@ -85,7 +85,6 @@ class PipelineTrainer(WrappedModel):
         return self._log(step, result, penalty, x, y, sample_weight)
 
     def _train_window(self, batches):
-        """One optimizer step on each of several batches."""
         self._check_built()
         unpack = keras.utils.unpack_x_y_sample_weight
         batches = [unpack(b) for b in window.with_equal_shapes(batches)]
@@ -193,7 +192,6 @@ class PipelineTrainer(WrappedModel):
         )
 
     def _compiled_programs(self, jit_compile):
-        """Programs for what the model was compiled with."""
         if self._has_custom_loss:
             adapt_compile_loss(self._compile_loss)
         return Programs(
@@ -259,7 +257,6 @@ class PipelineTrainer(WrappedModel):
         checks.check_built(self, self._compile_metrics, loss)
 
     def _run(self, x, targets, training, loss_scale=1.0):
-        """Returns the step and its result."""
         program, batch = self._prepare(x, targets, training)
         actions = self._plan.schedule.order()
         if not training:

@@ -152,7 +152,6 @@ class StageUpdates:
             )
 
     def _apply(self, stage, gradients):
-        """Returns the new values of the variables."""
         variables = self.plan.stages[stage].trainable
         optimizer = with_iterations(
             self.optimizer, self.counters.of_stages[stage]

@@ -11,15 +11,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class _OfVariable:
-    """A key with the number of a variable."""
-
     number: int
 
 
 @dataclasses.dataclass(frozen=True)
 class _OfTensor:
-    """A key with the `graph.Value` of a tensor of the model."""
-
     value: Any
 
 
