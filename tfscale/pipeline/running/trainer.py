@@ -102,7 +102,6 @@ class PipelineTrainer(WrappedModel):
         self._counters.set(self.optimizer.iterations)
         zero = tf.zeros((), losses.precision())
         updates = window.StageUpdates(
-            self._plan,
             step,
             schedule,
             self.optimizer,

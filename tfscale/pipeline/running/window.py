@@ -94,7 +94,6 @@ class StageUpdates:
     `functions` update each stage, by its number.
     """
 
-    plan: PipelinePlan
     step: PipelineStep
     schedule: Schedule
     optimizer: keras.Optimizer
@@ -107,10 +106,10 @@ class StageUpdates:
         self, tensors: Tensors, batches: list[BatchLoss], action: Action
     ) -> tf.Tensor:
         """Updates a stage by the gradient of a batch."""
-        stage = self.plan.stages[action.stage]
-        batch = batches[action.microbatch]
+        plan, batch = self.step.plan, batches[action.microbatch]
         device = self.step.devices[action.stage]
-        numbers = [self.plan.numbers[id(v)] for v in stage.trainable]
+        trainable = plan.stages[action.stage].trainable
+        numbers = [plan.numbers[id(variable)] for variable in trainable]
         gradients = {}
         for number in numbers:
             key = keys.GradientSum(action.stage, number)
@@ -152,7 +151,7 @@ class StageUpdates:
             )
 
     def _apply(self, stage, gradients):
-        variables = self.plan.stages[stage].trainable
+        variables = self.step.plan.stages[stage].trainable
         optimizer = with_iterations(
             self.optimizer, self.counters.of_stages[stage]
         )

@@ -52,11 +52,9 @@ def counted_costs(graph: Graph, flops: Sequence[int]) -> CallCosts:
 
 def cut_bytes(graph: Graph) -> list[int]:
     """Bytes that cross a cut just before each call, unknown sizes as 1."""
-    last_use = {value: len(graph.calls) for value in graph.outputs}
-    for index, call in reversed(list(enumerate(graph.calls))):
-        for value in call.inputs:
-            last_use.setdefault(value, index)
-    totals = [0] * (len(graph.calls) + 1)
+    last_use = {v: i for i, call in enumerate(graph.calls) for v in call.inputs}
+    last_use.update(dict.fromkeys(graph.outputs, len(graph.calls) - 1))
+    totals = [0] * len(graph.calls)
     for index, call in enumerate(graph.calls):
         for value in call.outputs:
             spec = graph.specs[value]
@@ -64,7 +62,7 @@ def cut_bytes(graph: Graph) -> list[int]:
             size = math.prod(sizes) * tf.as_dtype(spec.dtype).size
             for cut_before in range(index + 1, last_use.get(value, index) + 1):
                 totals[cut_before] += size
-    return totals[: len(graph.calls)]
+    return totals
 
 
 def parameters(graph: Graph) -> list[float]:
@@ -79,16 +77,14 @@ def parameters(graph: Graph) -> list[float]:
 
 def tied_weights(graph: Graph) -> dict[tuple[int, ...], int]:
     """Bytes of the weights, and gradients, that each set of calls shares."""
-    variables: dict[int, keras.Variable] = {}
-    users: dict[int, dict[int, None]] = collections.defaultdict(dict)
+    users: dict[int, tuple[keras.Variable, dict[int, None]]] = {}
     for index, call in enumerate(graph.calls):
         for variable in call.variables:
-            variables[id(variable)] = variable
-            users[id(variable)][index] = None
+            users.setdefault(id(variable), (variable, {}))[1][index] = None
     tied: collections.Counter[tuple[int, ...]] = collections.Counter()
-    for key, calls in users.items():
+    for variable, calls in users.values():
         if len(calls) > 1:
-            weights, gradients, _ = memory_lib.training_bytes([variables[key]])
+            weights, gradients, _ = memory_lib.training_bytes([variable])
             tied[tuple(calls)] += weights + gradients
     return tied
 
