@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import Any
 
 import keras
 
@@ -92,7 +93,7 @@ class PipelinePlan:
         """A step, in units of the mean forward of a stage."""
         costs = self.stage_costs
         mean = sum(costs.forward) / len(costs.forward)
-        units = {
+        units: dict[str, Any] = {
             kind: [cost / mean for cost in of_stages]
             for kind, of_stages in costs._asdict().items()
         }

@@ -61,7 +61,7 @@ def cut(graph: Graph, cuts: tuple[int, ...]) -> list[Stage]:
     stages = []
     for index, calls in enumerate(calls_of):
         later = dict.fromkeys(v for values in used[index + 1 :] for v in values)
-        outputs = [v for v in later if made_in[v] == index]
+        outputs = tuple(v for v in later if made_in[v] == index)
         if index == len(cuts):
             outputs = graph.outputs
         # Keras variables compare by value, so their ids are compared.
@@ -71,7 +71,7 @@ def cut(graph: Graph, cuts: tuple[int, ...]) -> list[Stage]:
                 index,
                 calls,
                 tuple(used[index]),
-                tuple(outputs),
+                outputs,
                 tuple(variables.values()),
             )
         )

@@ -139,8 +139,8 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
         whole, numbers, inputs, set(), targets, TraceOptions(training=False)
     )
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
-    results = {keys.DIVISORS: graph.forward[keys.DIVISORS]}
-    spec = phases.PhaseSpec("divisors", results)
+    divisors = graph.forward[keys.DIVISORS]
+    spec = phases.PhaseSpec("divisors", {keys.DIVISORS: divisors})
     return phases.split(wrapped, graph.arguments, [spec])[0]
 
 
