@@ -8,7 +8,6 @@ wait in place of computing, so that the load of the machine hardly counts.
 """
 
 import contextlib
-import functools
 import statistics
 import time
 from unittest import mock
@@ -57,7 +56,10 @@ def waits(num_microbatches):
     if not _UNIT.value:
         return contextlib.nullcontext()
     emit = waiting.waiting(lambda _: _UNIT.value / num_microbatches)
-    step = functools.partial(PipelineStep, emit=emit)
+
+    def step(*args, **options):
+        return PipelineStep(*args, **options | {"emit": emit})
+
     return mock.patch.object(trainer, "PipelineStep", step)
 
 

@@ -309,7 +309,7 @@ class PipelineModel(PipelineTrainer):
         with self.distribute_strategy.scope():
             self._symbolic_build(data_batch=data)
         measured = measure.measure_step(
-            self._plan, self._programs, self.distribute_strategy, data
+            self._measured_step, self._plan, self.distribute_strategy, data
         )
         return measure.timelines(self._plan, measured)
 

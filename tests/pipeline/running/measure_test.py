@@ -164,6 +164,18 @@ class MeasureStepTest(tf.test.TestCase, parameterized.TestCase):
         busy = sum(span.end - span.start for span in zero)
         self.assertGreater(overlap, 0.2 * busy)
 
+    def test_a_custom_loss_gets_the_inputs_too(self):
+        class WithLoss(tfscale.PipelineModel):
+            def compute_loss(self, x, y, y_pred, *args, **kwargs):
+                error = keras.ops.mean((y_pred - y) ** 2)
+                return error + keras.ops.mean(x) + sum(self.losses)
+
+        with _strategy(1, 2).scope():
+            model = WithLoss(_model_with_state(), 2)
+            model.compile("sgd")
+        spans = model.timelines(np.ones((8, 6), "f"), np.ones((8, 1), "f"))
+        self.assertLen(spans["measured"], 8)
+
     @parameterized.parameters(1, 2)
     @pytest.mark.crossing(every=2)
     def test_nothing_changes(self, num_replicas):

@@ -3,19 +3,20 @@
 import contextlib
 import statistics
 import time
+from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tfscale.distribute import MeshStrategy
 from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.planning.simulate import Span
-from tfscale.pipeline.running.step import PipelineStep
+from tfscale.pipeline.running.step import StepResult
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.stages.traced_call import map_calls
 from tfscale.pipeline.tracing import keys
-from tfscale.pipeline.tracing.program import Programs
 
 # Each call runs for about as long as this, in seconds, to be measured.
 _WINDOW = 0.02
@@ -51,9 +52,9 @@ def measure_calls(
 
 
 def measure_step(
+    run_step: Callable[[Any, Callable], StepResult],
     plan: PipelinePlan,
-    programs: Programs,
-    strategy: tf.distribute.Strategy,
+    strategy: MeshStrategy,
     data: tuple,
 ) -> list[Span]:
     """When each action of a training step begins and ends.
@@ -70,23 +71,18 @@ def measure_step(
 
     Returns the spans of the first replica, in seconds from the first start, of
     the step that took the median time. `data` are `(x, y, sample_weight)` of
-    one global batch, or fewer of them.
+    one global batch, or fewer of them; `run_step` runs a replica's part of them
+    with an `emit` of `run_schedule`.
     """
     actions, clocks = list(plan.schedule.order()), {}
 
     def replica_step(data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        inputs = plan.graph.flatten_inputs(x)
         replica, _ = strategy.extended.replica_and_rank()
         # One for all ranks of the replica, which run an action together.
         if replica not in clocks:
             clocks[replica] = _Clock(are_accelerators(strategy.device_rows))
         clock = clocks[replica]
-        program = programs.get(inputs, (y, sample_weight), training=True)
-        step = PipelineStep(plan, program, strategy, emit=clock.emit)
-        (result,) = step.run(
-            [(inputs, (y, sample_weight))], actions=actions, training=True
-        )
+        result = run_step(data, clock.emit)
         times = tf.stack([tf.stack(clock.times[each]) for each in actions])
         # All that a step makes: what nobody wants would not be computed.
         made = result.loss, result.outputs, result.gradients, result.states

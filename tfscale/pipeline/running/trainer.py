@@ -255,7 +255,13 @@ class PipelineTrainer(WrappedModel):
         loss = None if self._has_custom_loss else self._compile_loss
         checks.check_built(self, self._compile_metrics, loss)
 
-    def _run(self, x, targets, training, loss_scale=1.0):
+    def _measured_step(self, data, emit):
+        """What a training step computes, which changes no variable."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        targets = self._targets(x, y, sample_weight)
+        return self._run(x, targets, True, emit=emit)[1]
+
+    def _run(self, x, targets, training, loss_scale=1.0, emit=None):
         program, batch = self._prepare(x, targets, training)
         actions = self._plan.schedule.order()
         if not training:
@@ -269,6 +275,7 @@ class PipelineTrainer(WrappedModel):
             self._plan,
             program,
             self.distribute_strategy,
+            emit=emit,
             reads_outputs=targets is None or self._reads_outputs,
         )
         (result,) = step.run(
