@@ -203,9 +203,7 @@ def _keep(key, result, action, tensors):
     microbatch = tensors.microbatches[action.microbatch]
     if isinstance(key, keys.GradientSum):
         tensors.sums[key] = result
-    elif isinstance(key, keys.GradientTerm):
-        # The gradient by a tensor is the sum of what its users make of it.
-        key = keys.Gradient(key.value)
+    elif isinstance(key, keys.Gradient):
         before = microbatch.get(key)
         microbatch[key] = result if before is None else before + result
     else:
@@ -260,21 +258,18 @@ def _users(stages, done):
 
     `done` are kind and stage of all actions that there are.
     """
+    of_all = keys.Param | keys.GradientSum
     makers = collections.defaultdict(set)
     readers = collections.defaultdict(set)
     for kind, stage in sorted(done):
         phase = stages[stage][kind]
         for rank, key in phase.outputs:
-            if isinstance(key, keys.GradientTerm):
-                key = keys.Gradient(key.value)
             if not isinstance(key, keys.GradientSum):
                 makers[rank, key].add((kind, stage))
         for rank, key in phase.inputs:
             if isinstance(key, keys.State):
                 makers[rank, key].add(("F", stage))
-            if key != keys.REPLICA and not isinstance(
-                key, keys.Param | keys.GradientSum
-            ):
+            if not (key == keys.REPLICA or isinstance(key, of_all)):
                 readers[rank, key].add((kind, stage))
     for rank, key in list(readers):
         if isinstance(key, keys.Gradient) and (rank, key) not in makers:

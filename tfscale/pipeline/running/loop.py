@@ -277,12 +277,8 @@ def _make_array(executor, owner, action):
     if key not in tensors.arrays:
         phase = executor.stages[action.stage][action.kind]
         made = dict(zip(phase.outputs, phase.function.outputs))
-        if isinstance(key, keys.State):
-            like = tensors.states[key]
-        elif isinstance(key, keys.Gradient):
-            like = made[rank, keys.GradientTerm(key.value)]
-        else:
-            like = made[owner]
+        is_state = isinstance(key, keys.State)
+        like = tensors.states[key] if is_state else made[owner]
         tensors.arrays[key] = Array.of(
             len(tensors.microbatches),
             like,

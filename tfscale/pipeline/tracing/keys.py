@@ -57,11 +57,10 @@ class Mask(_OfTensor):
 
 
 class Gradient(_OfTensor):
-    """The gradient of the loss by a tensor of the model."""
+    """The gradient of the loss by a tensor of the model.
 
-
-class GradientTerm(_OfTensor):
-    """The gradient that one user of a tensor contributes."""
+    Of a backward's results it is what one user of the tensor contributes.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -246,7 +246,7 @@ class StageGraph:
             # Dense, also where rows of the input were looked up. A W may read
             # the gradient too: never the same tensor.
             gradient = tf.identity(tf.convert_to_tensor(gradient))
-            self.input_gradients[keys.GradientTerm(value)] = gradient
+            self.input_gradients[keys.Gradient(value)] = gradient
         for variable, gradient in zip(self.stage.trainable, by_params):
             if gradient is None:
                 continue
