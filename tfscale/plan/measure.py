@@ -27,10 +27,7 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
 
     All devices work at the same time, as in training: virtual ones share
     cores. If there are fewer than `num_devices`, they stand for the rest.
-
-    Args:
-        num_devices: Number of devices to use.
-        memory: Bytes of a device, if known.
+    `memory` are the bytes of a device, if known.
     """
     kinds = ("GPU", "TPU", "CPU")
     devices = next(filter(None, map(tf.config.list_logical_devices, kinds)))
