@@ -11,7 +11,6 @@ from tfscale.graphs.random_operations import draws_from_seed
 from tfscale.graphs.random_operations import draws_from_state
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.planning.cut_points import cuts_from_names
-from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.stages import cut as cut_graph
 
@@ -114,10 +113,7 @@ def _run(stage, tensors):
                 f"Received: input {call.name!r}, of another dtype or with a "
                 "mask. Convert it before."
             )
-        args, kwargs = keras.tree.map_structure(
-            lambda x: tensors.get(x, x) if isinstance(x, Value) else x,
-            (call.args, call.kwargs),
-        )
+        args, kwargs = call.filled(tensors.__getitem__)
         results = keras.tree.flatten(call.operation(*args, **kwargs))
         tensors.update(zip(call.outputs, results))
     return tensors

@@ -199,9 +199,7 @@ def check_batch(batch) -> None:
 
 def check_preprocessed(model: keras.Model, inputs) -> None:
     """Refuses strings that a task's own preprocessor should have had."""
-    if getattr(model, "preprocessor", None) is None:
-        return
-    if any(
+    if getattr(model, "preprocessor", None) is not None and any(
         getattr(x, "dtype", None) == tf.string
         for x in keras.tree.flatten(inputs)
     ):

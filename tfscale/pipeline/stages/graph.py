@@ -59,13 +59,16 @@ class Call:
         ]
         return [v for v in variables if id(v) not in self.without]
 
+    def filled(self, function: Callable[[Value], Any]) -> tuple[tuple, dict]:
+        """The arguments, with what a function makes of each `Value`."""
+        return keras.tree.map_structure(
+            lambda x: function(x) if isinstance(x, Value) else x,
+            (self.args, self.kwargs),
+        )
+
     def run(self, tensors: dict[Value, Any], training: bool) -> None:
         """Calls the layer on `tensors` and adds what it returns to them."""
-
-        def fill(x):
-            return tensors[x] if isinstance(x, Value) else x
-
-        args, kwargs = keras.tree.map_structure(fill, (self.args, self.kwargs))
+        args, kwargs = self.filled(tensors.__getitem__)
         call = symbols.operation_fn(self.operation, training=training)
         results = keras.tree.flatten(call(*args, **kwargs))
         tensors.update(zip(self.outputs, results))

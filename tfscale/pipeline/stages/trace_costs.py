@@ -17,7 +17,6 @@ from tfscale.graphs import flops
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
-from tfscale.pipeline.stages.graph import Value
 
 # The size of an unknown dimension of an input that is not the batch.
 UNKNOWN_LENGTH = 128
@@ -62,11 +61,7 @@ def trace_costs(graph: Graph) -> TracedCosts:
 
 def described(call: Call, graph: Graph):
     """Arguments of a call for one example, with `keras.KerasTensor`s."""
-
-    def fill(x):
-        return graph.with_rows(x, 1) if isinstance(x, Value) else x
-
-    return keras.tree.map_structure(fill, (call.args, call.kwargs))
+    return call.filled(lambda value: graph.with_rows(value, 1))
 
 
 def _trace_calls(graph, length):

@@ -27,8 +27,10 @@ class StageVariables(keras.StatelessScope):
         self, stage: Stage, numbers: dict[int, int], argument: Callable
     ):
         def make(kind, variable):
-            key = kind(numbers[id(variable)])
-            return argument(key, _rank_shape(variable), variable.dtype)
+            shape = variable.shape
+            if _shard_dim(variable) is not None:
+                shape = sharding_of(variable).local_shape
+            return argument(kind(numbers[id(variable)]), shape, variable.dtype)
 
         self._stage = stage
         self._numbers = numbers
@@ -131,9 +133,3 @@ def _shard_dim(variable):
     if collectives.num_ranks() == 1:
         return None
     return sharding_of(variable).model_dim
-
-
-def _rank_shape(variable):
-    if _shard_dim(variable) is None:
-        return variable.shape
-    return sharding_of(variable).local_shape
