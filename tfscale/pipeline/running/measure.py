@@ -15,7 +15,7 @@ from tfscale.pipeline.planning.simulate import Span
 from tfscale.pipeline.running.step import StepResult
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.plan import PipelinePlan
-from tfscale.pipeline.stages.traced_call import map_calls
+from tfscale.pipeline.stages.trace_costs import map_calls
 from tfscale.pipeline.tracing import keys
 
 # Each call runs for about as long as this, in seconds, to be measured.

@@ -18,8 +18,8 @@ from tfscale.graphs.memory import tensor_bytes
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
-from tfscale.pipeline.stages.traced_call import map_calls
-from tfscale.pipeline.stages.traced_call import tensor_spec
+from tfscale.pipeline.stages.trace_costs import map_calls
+from tfscale.pipeline.stages.trace_costs import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.variables.of_variable import are_states_on_host

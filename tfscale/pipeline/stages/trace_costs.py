@@ -1,4 +1,4 @@
-"""Sizes, FLOPs and variables of each call, from one trace.
+"""Each call of a model, traced by itself: sizes, FLOPs, variables and phases.
 
 Sizes that a model leaves open (the length of a sequence, height and width of
 an image) need a value before memory and times can be estimated. One length
@@ -8,15 +8,24 @@ are known as calls are traced, one after the other.
 
 import collections
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.graphs import flops
 from tfscale.graphs.noting_scope import NotingScope
-from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
+from tfscale.pipeline.stages.graph import Value
+from tfscale.pipeline.stages.stages import Stage
+from tfscale.pipeline.tracing import keys
+from tfscale.pipeline.tracing import trace
+from tfscale.pipeline.tracing.phases import Phase
+from tfscale.pipeline.tracing.stage_graph import StageGraph
+from tfscale.pipeline.tracing.stage_graph import TraceOptions
 
 # The size of an unknown dimension of an input that is not the batch.
 UNKNOWN_LENGTH = 128
@@ -59,7 +68,7 @@ def trace_costs(graph: Graph) -> TracedCosts:
         return _trace_calls(graph, None)
 
 
-def described(call: Call, graph: Graph):
+def _described(call, graph):
     """Arguments of a call for one example, with `keras.KerasTensor`s."""
     return call.filled(lambda value: graph.with_rows(value, 1))
 
@@ -71,7 +80,7 @@ def _trace_calls(graph, length):
         specs[value] = _sized(specs[value], length)
     known, flops_of_calls = {}, []
     for call in graph.calls:
-        args, kwargs = described(call, graph)
+        args, kwargs = _described(call, graph)
         key = flops.call_key(call.operation, args, kwargs)
         if key not in known:
             function = flops.trace_call(call.operation, args, kwargs)
@@ -135,9 +144,78 @@ def _with_variables(graph):
 
 def _used_variables(call, graph):
     """Ids of the variables that a call reads, in training or without it."""
-    args, kwargs = described(call, graph)
+    args, kwargs = _described(call, graph)
     scope = NotingScope()
     for training in (False, True):
         operation = symbols.operation_fn(call.operation, training=training)
         flops.trace_call(operation, args, kwargs, scope)
     return scope.read
+
+
+def map_calls(
+    function: Callable[[Stage, dict[str, Phase]], Any],
+    graph: Graph,
+    rows: int,
+    **options: bool,
+) -> list:
+    """`function` of the stage, and its phases, that each call would be.
+
+    Traced for `rows` examples, with `TraceOptions`; equal calls share one
+    result.
+    """
+    differentiable = graph.differentiable()
+    known, results = {}, []
+    for call in graph.calls:
+        args, kwargs = _described(call, graph)
+        key = (
+            flops.call_key(call.operation, args, kwargs),
+            tuple(value in differentiable for value in call.inputs),
+            tuple(variable.trainable for variable in call.variables),
+        )
+        if key not in known:
+            made = _trace(graph, call, rows, differentiable, options)
+            known[key] = function(*made)
+        results.append(known[key])
+    return results
+
+
+def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
+    """The spec of a tensor of the model with `rows` examples.
+
+    Raises:
+        ValueError: If another size than that of the batch is unknown.
+    """
+    spec = graph.with_rows(value, rows)
+    if None in spec.shape:
+        raise ValueError(
+            "Memory and time can be estimated where sizes are known. Received: "
+            f"a tensor of shape {graph.specs[value].shape}, and no length "
+            f"from 1 to {UNKNOWN_LENGTH} that the layers of the model work "
+            "with. Give its inputs sizes: `keras.Input((77,))`."
+        )
+    return tf.TensorSpec(spec.shape, spec.dtype)
+
+
+def _trace(graph, call, rows, differentiable, options):
+    variables = tuple({id(v): v for v in call.variables}.values())
+    stage = Stage(
+        index=0,
+        calls=(call,),
+        inputs=tuple(dict.fromkeys(call.inputs)),
+        outputs=call.outputs,
+        variables=variables,
+    )
+    stage_graph = StageGraph(
+        stage,
+        {id(v): number for number, v in enumerate(variables)},
+        {
+            keys.Activation(value): tensor_spec(graph, value, rows)
+            for value in stage.inputs
+        },
+        differentiable,
+        None,
+        # Calls without trainable layers before them have no backward.
+        TraceOptions(training=call.outputs[0] in differentiable, **options),
+    )
+    with tf.init_scope():
+        return stage, trace.trace_stage(stage_graph).phases
