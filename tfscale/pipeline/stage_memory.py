@@ -1,6 +1,7 @@
 """How many bytes each stage of a pipeline needs in training, estimated."""
 
 import dataclasses
+import functools
 
 import keras
 
@@ -51,19 +52,20 @@ def stage_memory(
 ) -> list[StageMemory]:
     """The memory of each stage; the optimizer has some slots for a variable."""
     graph, rows = plan.graph, microbatch_size
+    value_bytes = functools.partial(memory.value_bytes, graph, rows=rows)
     in_flight = peak_in_flight(plan.schedule)
     of_calls = iter(memory.call_memory(graph, rows))
     result = []
     for stage in plan.stages:
         calls = [next(of_calls) for _ in stage.calls]
-        activations = memory.saved_bytes(graph, calls, rows)
+        activations = sum(each.internal for each in calls)
+        activations += value_bytes(set().union(*(x.values for x in calls)))
         if stage is plan.stages[-1]:
             # The loss keeps as much as it is given.
-            activations += memory.value_bytes(graph, graph.outputs, rows)
+            activations += value_bytes(graph.outputs)
         kept = activations
         if plan.recompute:
-            inputs = memory.value_bytes(graph, stage.inputs, rows)
-            kept = min(inputs, activations)
+            kept = min(value_bytes(stage.inputs), activations)
         weights, _, slots = memory.training_bytes(
             variables_at_home(plan, stage.index), num_slots
         )

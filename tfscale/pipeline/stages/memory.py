@@ -105,14 +105,6 @@ def working_bytes(
     return memory.internal + value_bytes(graph, call.outputs, rows) + of_weights
 
 
-def saved_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
-    """Bytes that calls of one stage keep together of one microbatch."""
-    memory = list(memory)
-    values = set().union(*(each.values for each in memory))
-    internal = sum(each.internal for each in memory)
-    return internal + value_bytes(graph, values, rows)
-
-
 def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
     """Bytes of tensors of the model with `rows` examples."""
     return sum(
