@@ -1,7 +1,6 @@
 """What each call of a model costs: work, memory, and what it shares."""
 
 import collections
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,9 +8,8 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfscale.pipeline.planning.balance import LayerMemory
-from tfscale.pipeline.stages import memory as memory_lib
 from tfscale.pipeline.stages.graph import Graph
+from tfscale.pipeline.stages.memory import training_bytes
 
 
 class CallCosts(NamedTuple):
@@ -84,34 +82,6 @@ def tied_weights(graph: Graph) -> dict[tuple[int, ...], int]:
     tied: collections.Counter[tuple[int, ...]] = collections.Counter()
     for variable, calls in users.values():
         if len(calls) > 1:
-            weights, gradients, _ = memory_lib.training_bytes([variable])
+            weights, gradients, _ = training_bytes([variable])
             tied[tuple(calls)] += weights + gradients
     return tied
-
-
-def layer_memory(graph: Graph, rows: int) -> list[LayerMemory]:
-    """The memory of each call, as `partition` takes it."""
-    value_bytes = functools.partial(memory_lib.value_bytes, graph, rows=rows)
-    memory = memory_lib.call_memory(graph, rows)
-    kept = set().union(*(each.values for each in memory))
-    counted, result = set(), []
-    for call, kept_by_call in zip(graph.calls, memory):
-        variables = [v for v in call.variables if id(v) not in counted]
-        counted.update(map(id, variables))
-        # A tensor that several calls keep belongs to the one that makes it;
-        # what is fed to the model, to the first that keeps it.
-        values = {*call.outputs, *kept_by_call.values} & kept
-        kept -= values
-        activation = kept_by_call.internal + value_bytes(values)
-        if call is graph.calls[-1]:
-            # The loss keeps as much as it is given.
-            activation += value_bytes(graph.outputs)
-        result.append(
-            LayerMemory(
-                sum(memory_lib.training_bytes(variables)),
-                activation,
-                value_bytes(set(call.inputs)),
-                memory_lib.working_bytes(graph, call, kept_by_call, rows),
-            )
-        )
-    return result

@@ -15,6 +15,7 @@ import keras
 
 from tfscale.graphs.memory import buffer_of
 from tfscale.graphs.memory import tensor_bytes
+from tfscale.pipeline.planning.balance import LayerMemory
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
@@ -90,6 +91,33 @@ def call_memory(
             first_of[values[one]] = first_of.get(first, first)
         kept_values = (first_of.get(values[i], values[i]) for i in kept)
         result.append(CallMemory(internal, frozenset(kept_values)))
+    return result
+
+
+def layer_memory(graph: Graph, rows: int) -> list[LayerMemory]:
+    """The memory of each call, as `partition` takes it."""
+    memory = call_memory(graph, rows)
+    kept = set().union(*(each.values for each in memory))
+    counted, result = set(), []
+    for call, kept_by_call in zip(graph.calls, memory):
+        variables = [v for v in call.variables if id(v) not in counted]
+        counted.update(map(id, variables))
+        # A tensor that several calls keep belongs to the one that makes it;
+        # what is fed to the model, to the first that keeps it.
+        values = {*call.outputs, *kept_by_call.values} & kept
+        kept -= values
+        activation = kept_by_call.internal + value_bytes(graph, values, rows)
+        if call is graph.calls[-1]:
+            # The loss keeps as much as it is given.
+            activation += value_bytes(graph, graph.outputs, rows)
+        result.append(
+            LayerMemory(
+                sum(training_bytes(variables)),
+                activation,
+                value_bytes(graph, set(call.inputs), rows),
+                working_bytes(graph, call, kept_by_call, rows),
+            )
+        )
     return result
 
 

@@ -18,11 +18,11 @@ from tfscale.pipeline.planning.simulate import simulate
 from tfscale.pipeline.stages.call_costs import CallCosts
 from tfscale.pipeline.stages.call_costs import counted_costs
 from tfscale.pipeline.stages.call_costs import cut_bytes
-from tfscale.pipeline.stages.call_costs import layer_memory
 from tfscale.pipeline.stages.call_costs import parameters
 from tfscale.pipeline.stages.call_costs import tied_weights
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import flatten_model
+from tfscale.pipeline.stages.memory import layer_memory
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.stages.stages import cut
 from tfscale.pipeline.stages.trace_costs import trace_costs
