@@ -110,13 +110,13 @@ def partition(
     def cost(stage, start, stop):
         return cost_before[stop] - cost_before[start]
 
-    fits = _always
+    fits = None
     if memory_limit is not None:
         stage_bytes = _stage_bytes(
             memory, num_layers, num_stages, in_flight, recompute
         )
         bounds = [0, *allowed, num_layers]
-        needed, _ = _search(bounds, num_stages, stage_bytes, max, _always)
+        needed, _ = _search(bounds, num_stages, stage_bytes, max)
         if needed > memory_limit:
             raise ValueError(
                 f"Each of {num_stages} stages must fit the memory limit. "
@@ -146,8 +146,10 @@ def partition(
             return None
         largest, _ = found
 
-        def is_optimal(*stage):
-            return cost(*stage) <= largest and fits(*stage)
+        def is_optimal(stage, start, stop):
+            return cost(stage, start, stop) <= largest and (
+                fits is None or fits(stage, start, stop)
+            )
 
         _, cuts = _search(
             bounds, num_stages, evenness, add, is_optimal, nothing=(0, 0)
@@ -157,10 +159,6 @@ def partition(
         return cuts
 
     return _with_tied(best, allowed, tied, devices, num_layers, cost)
-
-
-def _always(stage, start, stop):
-    return True
 
 
 def _with_tied(best, allowed, tied, devices, num_layers, cost):
@@ -206,7 +204,7 @@ def _balanced_devices(cuts, bounds, devices, cost, fits):
         for stage, (start, stop) in enumerate(
             itertools.pairwise([0, *cuts, bounds[-1]])
         ):
-            if start == stop or not fits(stage, start, stop):
+            if start == stop or (fits and not fits(stage, start, stop)):
                 return [math.inf]
         return _loads(cuts, bounds[-1], devices, cost)
 
@@ -280,7 +278,7 @@ def _stage_bytes(memory, num_layers, num_stages, in_flight, recompute):
     return stage_bytes
 
 
-def _search(bounds, num_stages, measure, combine, allowed, nothing=0):
+def _search(bounds, num_stages, measure, combine, allowed=None, nothing=0):
     """Least combined measure over all stages, and the earliest cuts with it.
 
     `best[i]` is the least measure of the stages from `stage` on, when
@@ -294,10 +292,13 @@ def _search(bounds, num_stages, measure, combine, allowed, nothing=0):
         starts = [0] if stage == 0 else range(stage, end)
         for i in starts:
             for j in rest:
-                layers = stage, bounds[i], bounds[j]
-                if j <= i or not allowed(*layers):
+                if j <= i or (
+                    allowed and not allowed(stage, bounds[i], bounds[j])
+                ):
                     continue
-                value = combine(measure(*layers), rest[j][0])
+                value = combine(
+                    measure(stage, bounds[i], bounds[j]), rest[j][0]
+                )
                 if i not in best or (value, j) < best[i]:
                     best[i] = (value, j)
         tables.append(best)
