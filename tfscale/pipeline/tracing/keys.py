@@ -26,12 +26,12 @@ class OfBatch:
     name: str
 
 
-ROWS = OfBatch("rows")  # that count, of a microbatch, a scalar
-REPLICA = OfBatch("replica")  # its number, a scalar of int64
+ROWS = OfBatch("rows")  # how many of a microbatch count, a scalar
+REPLICA = OfBatch("replica")  # the number of this one, a scalar of int64
 LOSSES = OfBatch("losses")  # of a microbatch, see step/losses.py
-DIVISORS = OfBatch("divisors")  # of these losses, see step/losses.py
-TOTALS = OfBatch("totals")  # sums of all divisors over the global batch
-ALL_ROWS = OfBatch("all_rows")  # of the global batch, a scalar
+DIVISORS = OfBatch("divisors")  # of the losses of a microbatch
+TOTALS = OfBatch("totals")  # sums of the divisors over the global batch
+ALL_ROWS = OfBatch("all_rows")  # how many the global batch has, a scalar
 LOSS_SCALE = OfBatch("loss_scale")  # the weight of each loss of a microbatch
 ADDED_SCALE = OfBatch("added_scale")  # the weight of an `AddedLoss`
 
