@@ -91,11 +91,7 @@ def stage_memory(
 
 
 def check_older_weights(plan: PipelinePlan) -> None:
-    """Refuses versions of weights that have no room beside what training needs.
-
-    Raises:
-        ValueError: Names the stage that needs most.
-    """
+    """Refuses versions of weights without room beside what training needs."""
     if plan.memory_limit is None:
         return
     memories = stage_memory(plan, plan.microbatch_size)

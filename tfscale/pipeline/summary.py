@@ -37,9 +37,6 @@ def print_summary(
 
     See `PipelineModel.pipeline_summary`. Before the optimizer has slots, it is
     taken to have two for each variable, as Adam has.
-
-    Raises:
-        ValueError: If `line_length` is too small for a table.
     """
     line_length = table_length(line_length, _LEAST_LENGTH)
     rows = microbatch_size or plan.microbatch_size

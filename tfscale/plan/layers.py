@@ -37,8 +37,6 @@ class Layer:
     """A call of a layer; figures are for one example and one model rank.
 
     Args:
-        name: Name of the layer.
-        forward, backward: Work of its forward and of its backward.
         trainable: Elements of trainable weights.
         frozen: Elements of other variables.
         kept: Bytes that are kept until the backward.
@@ -64,7 +62,6 @@ class ModelTable:
     """A model as the planner sees it.
 
     Args:
-        name: Name of the model.
         by_ranks: Its layers, by the number of model ranks; 1 is always there.
         flops: Forward FLOPs of one example, undivided.
         num_weights: Elements of its weights.

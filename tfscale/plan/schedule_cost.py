@@ -11,7 +11,6 @@ class ScheduleCost(NamedTuple):
     Args:
         bubble: Time in which a device waits, in times of one microbatch.
         held: For each device, the most activations of a stage held at once.
-        stage_devices: The device of each stage.
     """
 
     bubble: float

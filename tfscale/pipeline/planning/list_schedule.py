@@ -24,15 +24,10 @@ def list_schedule(
     The automatic schedule of Qi et al. (2023, section 4) for any placement of
     stages.
 
-    Args:
-        stage_devices: The device of each stage.
-        num_microbatches: Microbatches of a step.
-        in_flight: The most microbatches that a device holds, each stage of
-            it counted by itself. At least its number of stages.
-        forward: Cost of F, for each stage. By default F, B and W take the same.
-        backward: Cost of B and W together, for each stage.
-        weight: The part of `backward` that is W.
-        name: Name of the schedule.
+    A device holds `in_flight` microbatches at most, each stage of it counted by
+    itself: at least its number of stages. Costs are those of each stage,
+    `backward` of B and W together, `weight` the part of it that is W; by
+    default F, B and W take the same.
 
     >>> schedule = list_schedule([0, 1], 2, 2)
     >>> [str(action) for action in schedule.actions[0]]

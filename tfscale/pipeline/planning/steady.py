@@ -36,12 +36,7 @@ MIN_MICROBATCHES = 7
 
 
 class Repeated(NamedTuple):
-    """Actions that repeat, each time for later microbatches.
-
-    Args:
-        actions: The actions of the first time.
-        repeats: How many times they are done.
-        period: By how many microbatches each time is later.
+    """The actions of the first of some times, each `period` microbatches later.
 
     >>> twice = Repeated((Action("F", 0, 0), Action("F", 1, 0)), 2, 1)
     >>> [str(action) for action in twice.unrolled()]

@@ -92,14 +92,10 @@ class PipelineStep:
     ) -> list[StepResult]:
         """Runs `actions`, in an order that respects dependencies, on batches.
 
-        Args:
-            batches: For each batch of the schedule the flat inputs of the model
-                and `(y, sample_weight)`, or None to predict.
-            actions: What to do.
-            loss_scale: What gradients are multiplied by.
-            training: Whether to compute gradients.
-            update: Updates a stage, given all tensors, each `BatchLoss` and
-                a U.
+        `batches` have for each batch of the schedule the flat inputs of the
+        model and `(y, sample_weight)`, or None to predict. Gradients are
+        multiplied by `loss_scale`. `update` updates a stage, given all tensors,
+        each `BatchLoss` and a U.
         """
         replica = self._context.replica_id_in_sync_group
         tensors = Tensors(

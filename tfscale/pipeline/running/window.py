@@ -188,11 +188,7 @@ def make_counters(plan: PipelinePlan, strategy: MeshStrategy) -> Counters:
 
 
 def check(plan: PipelinePlan, strategy: MeshStrategy, optimizer) -> None:
-    """Refuses what needs the gradients of all stages at once.
-
-    Raises:
-        ValueError: Says what, and what to do.
-    """
+    """Refuses what needs the gradients of all stages at once."""
     shared = [v.path for v in plan.variables if len(plan.users(v)) > 1]
     for is_there, received in (
         (strategy.extended.num_model_ranks > 1, "a mesh with a model axis"),

@@ -38,9 +38,6 @@ class PipelinePlan:
     """A model cut for a schedule.
 
     Attributes:
-        graph: The model.
-        stages: Its calls, divided.
-        schedule: What the stages do.
         flops: Forward FLOPs of each call of the model, for one example.
         call_costs: Of each call: FLOPs for one example, or measured seconds of
             a microbatch.

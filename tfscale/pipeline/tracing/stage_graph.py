@@ -43,13 +43,8 @@ class TraceOptions:
 class StageGraph:
     """The graph of a stage.
 
-    Args:
-        stage: The stage.
-        numbers: The number of each variable, by `id(variable)`.
-        inputs: Specs of the stage's input values and of their masks, by key.
-        differentiable: The values that have gradients.
-        targets: Given for the last stage.
-        options: See there.
+    `inputs` are specs of its input values and of their masks, `numbers` those
+    of variables, by `id(variable)`; the last stage has `targets`.
 
     Attributes:
         arguments: Placeholders for all arguments, by key of keys.py.
