@@ -149,49 +149,46 @@ def _split(wrapped, graphs, devices=((),)):
 
     The stage was traced with the devices of replica 0.
     """
-    phase_specs = [_phase_specs(graph) for graph in graphs]
-    # In these no rank needs another one.
-    divisors = [
-        phases.split(
-            wrapped,
-            graph.arguments,
-            [of_rank.pop("D")],
-            jit_compile=graph.options.jit_compile,
-        )[0]
-        if "D" in of_rank
-        else None
-        for graph, of_rank in zip(graphs, phase_specs)
-    ]
-    arguments = {
-        (rank, key): tensor
-        for rank, graph in enumerate(graphs)
-        for key, tensor in graph.arguments.items()
-    }
-    joint_specs = [
-        phases.PhaseSpec(
-            of_ranks[0].name,
-            {
-                (rank, key): tensor
-                for rank, spec in enumerate(of_ranks)
-                for key, tensor in spec.results.items()
-            },
-            [op for spec in of_ranks for op in spec.side_effects],
-            of_ranks[0].restart,
-        )
-        for of_ranks in zip(*(of_rank.values() for of_rank in phase_specs))
-    ]
+    first, options = graphs[0], graphs[0].options
     rank_of = {device: rank for rank, device in enumerate(devices[0])}
+
+    def joined(*names):
+        """Tensors of all ranks, by rank and key."""
+        return {
+            (rank, key): tensor
+            for rank, graph in enumerate(graphs)
+            for name in names
+            for key, tensor in getattr(graph, name).items()
+        }
+
+    def spec(name, results, **more):
+        return phases.PhaseSpec(f"{first.name}_{name}", results, **more)
+
+    forward, divisors = joined("forward"), [None] * len(graphs)
+    if options.training or keys.TOTALS in first.arguments:
+        for rank, graph in enumerate(graphs):
+            if forward.pop((rank, keys.DIVISORS), None) is not None:
+                divisors[rank] = _early_divisors(wrapped, graph)
+    side_effects = [op for graph in graphs for op in graph.side_effects]
+    specs = {"F": spec("forward", forward, side_effects=side_effects)}
+    if options.training:
+        names = ["input_gradients", "weight_gradients"]
+        apart = names.pop() if options.weights_apart else None
+        again = options.recompute
+        specs["B"] = spec("backward", joined(*names), restart=again)
+        if apart:
+            specs["W"] = spec("weights", joined(apart))
     joint = []
     for of_replica in devices:
         of_letters = phases.split(
             wrapped,
-            arguments,
-            joint_specs,
-            jit_compile=graphs[0].options.jit_compile,
+            joined("arguments"),
+            list(specs.values()),
+            jit_compile=options.jit_compile,
             devices=dict(zip(devices[0], of_replica)),
             key_of_saved=lambda saved, x: (rank_of.get(x.device, 0), saved),
         )
-        joint.append(dict(zip(phase_specs[0], of_letters)))
+        joint.append(dict(zip(specs, of_letters)))
     return [
         TracedStage(
             joint=tuple(joint),
@@ -209,37 +206,21 @@ def _split(wrapped, graphs, devices=((),)):
     ]
 
 
-def _phase_specs(graph):
-    """The phases of a graph, by the letter of the action.
+def _early_divisors(wrapped, graph):
+    """What makes the divisors of a rank of targets alone; None if it cannot.
 
-    Of the last stage also `"D"`, which makes the divisors of the targets.
+    Backwards begin before the last forward ends: what divides their losses has
+    to be known before. No rank needs another one here.
     """
-    forward, phase_specs = dict(graph.forward), {}
-
-    def add(letter, name, *results, **options):
-        phase_specs[letter] = phases.PhaseSpec(
-            f"{graph.name}_{name}", *results, **options
-        )
-
-    is_needed = graph.options.training or keys.TOTALS in graph.arguments
-    if is_needed and keys.DIVISORS in forward:
-        divisors = {keys.DIVISORS: forward.pop(keys.DIVISORS)}
-        needed = phases.needed_arguments(
-            list(divisors.values()), graph.arguments
-        )
-        # Backwards begin before the last forward ends: what divides their
-        # losses has to be known before, from targets alone.
-        if all(isinstance(key, keys.Target) for key in needed):
-            add("D", "divisors", divisors)
-    add("F", "forward", forward, graph.side_effects)
-    if graph.options.training:
-        backward, weights = dict(graph.input_gradients), graph.weight_gradients
-        if not graph.options.weights_apart:
-            backward.update(weights)
-        add("B", "backward", backward, restart=graph.options.recompute)
-        if graph.options.weights_apart:
-            add("W", "weights", weights)
-    return phase_specs
+    results = {keys.DIVISORS: graph.forward[keys.DIVISORS]}
+    needed = phases.needed_arguments(list(results.values()), graph.arguments)
+    if not all(isinstance(key, keys.Target) for key in needed):
+        return None
+    spec = phases.PhaseSpec(f"{graph.name}_divisors", results)
+    jit_compile = graph.options.jit_compile
+    return phases.split(
+        wrapped, graph.arguments, [spec], jit_compile=jit_compile
+    )[0]
 
 
 def _mixes_rows(graph):
