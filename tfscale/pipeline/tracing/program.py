@@ -137,17 +137,13 @@ class Programs:
                 )
                 home = schedule.stage_devices[stage.index]
                 grid = self.strategy.device_grid
-                devices = [of_replica[home] for of_replica in grid]
-                if len(devices[0]) == 1:
-                    of_ranks = [trace.trace_stage(make_graph())]
-                else:
-                    of_ranks = trace.trace_on_ranks(
-                        make_graph,
-                        self.strategy,
-                        devices,
-                        functional,
-                        sequence_plan,
-                    )
+                of_ranks = trace.trace_on_ranks(
+                    make_graph,
+                    self.strategy,
+                    [of_replica[home] for of_replica in grid],
+                    functional,
+                    sequence_plan,
+                )
                 traced.append(of_ranks)
                 known.update(of_ranks[0].outputs)
             rows = self._spec(inputs[0]).shape[0]

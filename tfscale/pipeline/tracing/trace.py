@@ -99,14 +99,16 @@ def trace_on_ranks(
     strategy: MeshStrategy,
     devices: Sequence[Sequence[str]],
     model,
-    sequence_plan: sequence.SequencePlan | None = None,
+    sequence_plan: sequence.SequencePlan | None,
 ) -> list[TracedStage]:
-    """Traces one stage for all model ranks at once, in one graph without XLA.
+    """Traces one stage for all model ranks: several in one graph without XLA.
 
     `make_graph` makes the graph of the stage for a rank; `devices` are
     `devices[replica][rank]`. Called outside of replicas. Returns the traced
     stage of each rank.
     """
+    if len(devices[0]) == 1:
+        return [trace_stage(make_graph())]
     graphs = []
 
     def build_rank():
