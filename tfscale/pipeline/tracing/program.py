@@ -87,16 +87,12 @@ class Programs:
             training=training,
             accumulate=schedule.microbatches_per_batch > 1,
             recompute=plan.recompute,
-            weights_apart=any(
-                action.kind == "W" for action in schedule.order()
-            ),
+            weights_apart=any(a.kind == "W" for a in schedule.order()),
             jit_compile=self.jit_compile,
             has_replicas=self.strategy.num_replicas_in_sync > 1,
         )
-        known = {
-            keys.Activation(value): self._spec(tensor)
-            for value, tensor in zip(plan.graph.inputs, inputs)
-        }
+        values = map(keys.Activation, plan.graph.inputs)
+        known = dict(zip(values, map(self._spec, inputs)))
         fed = dict(known)
         if targets is not None:
             given = [x for x in keras.tree.flatten(targets) if x is not None]
@@ -111,11 +107,9 @@ class Programs:
         sequence_plan = None
         call = sequence_model.call_of(functional)
         if call is not None:
-            sequence_plan = call.plan_for(
-                keras.tree.pack_sequence_as(
-                    attributes.inputs_structure(functional), inputs
-                )
-            )
+            structure = attributes.inputs_structure(functional)
+            x = keras.tree.pack_sequence_as(structure, inputs)
+            sequence_plan = call.plan_for(x)
         traced, differentiable = [], plan.graph.differentiable()
         # The functions belong to the model, not to the graph of this step.
         with tf.init_scope():
@@ -148,16 +142,15 @@ class Programs:
                 known.update(of_ranks[0].outputs)
             rows = self._spec(inputs[0]).shape[0]
             microbatch_warnings.check_outputs(plan, known, rows)
-            of_first_ranks = [of_stage[0] for of_stage in traced]
-            last = of_first_ranks[-1]
+            stages_of_ranks = list(zip(*traced))
+            stages = stages_of_ranks[0]
+            last = stages[-1]
             if targets is not None:
-                microbatch_warnings.check_losses(plan, of_first_ranks)
+                microbatch_warnings.check_losses(plan, stages)
                 if self.model is not None and not last.keeps_added:
                     self._check_none_added(known)
             num_replicas = self.strategy.num_replicas_in_sync
-            microbatch_warnings.warn(
-                plan, of_first_ranks, num_replicas, training
-            )
+            microbatch_warnings.warn(plan, stages, num_replicas, training)
             divisors = None
             is_needed = training or (targets is not None and self.model)
             if is_needed and last.divisors is None and last.losses:
@@ -166,7 +159,7 @@ class Programs:
                 )
         return [
             Program(stages, stages[-1].divisors or divisors)
-            for stages in zip(*traced)
+            for stages in stages_of_ranks
         ]
 
     def _check_none_added(self, known):
