@@ -4,12 +4,11 @@ Device `d` of `D` has the stages `d` and `2 D - 1 - d`: the first device has
 the first and the last stage, so a B follows its F at once.
 """
 
+import collections
+
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.schedule import check_sizes
-
-# The two stages of a device: on the way there and on the way back.
-_THERE, _BACK = 0, 1
 
 
 def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
@@ -32,24 +31,17 @@ def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
     rows = []
     for device in range(num_devices):
         row = _Row(device, num_devices)
-        row.add("F", _THERE, times=2 * (num_devices - device) - 1)
-        for _ in range(device):
-            row.add("F", _BACK)
-            row.add("F", _THERE)
-        row.add("FBW", _BACK, times=num_devices - device)
-        while row.count("F", _BACK) < row.count("F", _THERE) or (
-            row.count("F", _THERE) < most
-        ):
-            if row.count("F", _THERE) < most:
-                row.add("F", _THERE)
-            row.add("BW", _THERE)
-            row.add("FBW", _BACK)
-        for _ in range(device):
-            row.add("B", _THERE)
-            row.add("B", _BACK)
-        row.add("BW", _THERE, times=num_devices - device)
-        for way in (_BACK, _THERE):
-            row.add("W", way, times=most - row.count("W", way))
+        row.add("F", times=2 * (num_devices - device) - 1)
+        row.add("fF", times=device)
+        row.add("fbw", times=num_devices - device)
+        while row.counts["f"] < most:
+            if row.counts["F"] < most:
+                row.add("F")
+            row.add("BWfbw")
+        row.add("Bb", times=device)
+        row.add("BW", times=num_devices - device)
+        for letter in "wW":
+            row.add(letter, times=most - row.counts[letter])
         rows.append([a for a in row.actions if a.microbatch < num_microbatches])
     return Schedule(rows, name="zb_v")
 
@@ -83,57 +75,43 @@ def dualpipev(num_devices: int, num_microbatches: int) -> Schedule:
     for device in range(num_devices):
         row = _Row(device, num_devices)
         after = num_devices - 1 - device  # devices after this one
-        row.add("F", _THERE, times=2 * after)
-        for _ in range(device + 1):
-            row.add("F", _THERE)
-            row.add("F", _BACK)
+        row.add("F", times=2 * after)
+        row.add("Ff", times=device + 1)
         for _ in range(after):
-            row.add_late("B", _BACK)
+            row.add_late("b")
             row.late_weights()
-            row.add("F", _BACK)
-        for _ in range(num_microbatches - 2 * num_devices + device + 1):
-            row.add("F", _THERE)
-            row.add("B", _BACK)
-            row.add("F", _BACK)
-            row.add("B", _THERE)
-        for _ in range(after):
-            row.add("B", _BACK)
-            row.add("F", _BACK)
-            row.add("B", _THERE)
+            row.add("f")
+        row.add("FbfB", times=num_microbatches - 2 * num_devices + device + 1)
+        row.add("bfB", times=after)
         # The second half of these is without weights, which fill the end.
-        backwards = [_BACK, _THERE] * (device + 1)
-        for index, way in enumerate(backwards):
-            late = index > device
-            (row.add_late if late else row.add)("B", way)
+        for index, letter in enumerate("bB" * (device + 1)):
+            (row.add_late if index > device else row.add)(letter)
         for _ in range(after):
             row.late_weights()
-            row.add_late("B", _THERE)
+            row.add_late("B")
         rows.append(row.actions + row.late)
     return Schedule(rows, name="dualpipev")
 
 
 class _Row:
-    """The actions of a device, which counts its microbatches."""
+    """The actions of a device; small letters are those of its second stage."""
 
     def __init__(self, device, num_devices):
         self.actions, self.late = [], []
+        self.counts = collections.Counter()
         self._stages = device, 2 * num_devices - 1 - device
-        self._counts = {}
 
-    def count(self, kind, way):
-        return self._counts.get((kind, way), 0)
+    def add(self, letters, times=1):
+        """The next microbatch of each; a B computes its weights too."""
+        for letter in letters * times:
+            stage = self._stages[letter.islower()]
+            microbatch = self.counts[letter]
+            self.actions.append(Action(letter.upper(), stage, microbatch))
+            self.counts[letter] += 1
 
-    def add(self, kinds, way, times=1):
-        """The next microbatch of each kind; a B computes its weights too."""
-        for _ in range(times):
-            for kind in kinds:
-                microbatch = self.count(kind, way)
-                self._counts[kind, way] = microbatch + 1
-                self.actions.append(Action(kind, self._stages[way], microbatch))
-
-    def add_late(self, kind, way):
+    def add_late(self, letter):
         """A B without its weights, which come later."""
-        self.add(kind, way)
+        self.add(letter)
         self.late.append(self.actions[-1]._replace(kind="W"))
 
     def late_weights(self):
