@@ -114,20 +114,17 @@ def as_chrome_trace(timelines: Mapping[str, Iterable[Span]]) -> dict:
             describe("thread_name", pid, device, name=f"device {device}")
             describe("thread_sort_index", pid, device, sort_index=device)
         for action, device, start, stop in spans:
+            kind = KIND_NAMES[action.kind]
             events.append(
                 {
                     "ph": "X",
                     "name": str(action),
-                    "cat": KIND_NAMES[action.kind],
+                    "cat": kind,
                     "pid": pid,
                     "tid": device,
                     "ts": start * 1e6,
                     "dur": (stop - start) * 1e6,
-                    "args": {
-                        "kind": KIND_NAMES[action.kind],
-                        "stage": action.stage,
-                        "microbatch": action.microbatch,
-                    },
+                    "args": action._asdict() | {"kind": kind},
                 }
             )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
