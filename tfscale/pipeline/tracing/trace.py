@@ -174,12 +174,13 @@ def _split(wrapped, graphs, devices=((),)):
     side_effects = [op for graph in graphs for op in graph.side_effects]
     specs = {"F": spec("forward", forward, side_effects=side_effects)}
     if options.training:
-        names = ["input_gradients", "weight_gradients"]
-        apart = names.pop() if options.weights_apart else None
+        gradients = ["input_gradients"]
+        if not options.weights_apart:
+            gradients.append("weight_gradients")
         again = options.recompute
-        specs["B"] = spec("backward", joined(*names), restart=again)
-        if apart:
-            specs["W"] = spec("weights", joined(apart))
+        specs["B"] = spec("backward", joined(*gradients), restart=again)
+        if options.weights_apart:
+            specs["W"] = spec("weights", joined("weight_gradients"))
     joint = []
     for of_replica in devices:
         of_letters = phases.split(
