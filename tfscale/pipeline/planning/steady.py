@@ -36,7 +36,7 @@ MIN_MICROBATCHES = 7
 
 
 class Repeated(NamedTuple):
-    """The actions of the first of some times, each `period` microbatches later.
+    """Actions that are done several times, each `period` microbatches later.
 
     >>> twice = Repeated((Action("F", 0, 0), Action("F", 1, 0)), 2, 1)
     >>> [str(action) for action in twice.unrolled()]
