@@ -6,6 +6,7 @@ et al. 2022 (activations, sequence parallelism), Rajbhandari et al. 2020 (ZeRO).
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -87,21 +88,18 @@ class Prediction:
         return self.seconds["bubble"] / self.step_seconds
 
 
+@dataclasses.dataclass(eq=False)
 class Predictor:
     """Predicts steps of a model that `cuts(layers, num_stages)` divides."""
 
-    def __init__(
-        self,
-        table: ModelTable,
-        batch_size: int,
-        device: Device,
-        cuts=balanced_cuts,
-    ):
-        self._table = table
-        self._batch_size = batch_size
-        self._device = device
-        self._choose_cuts = cuts
-        self._peak = device.flops if table.is_half else device.float32_flops
+    table: ModelTable
+    batch_size: int
+    device: Device
+    cuts: Callable = balanced_cuts
+
+    def __post_init__(self):
+        device, is_half = self.device, self.table.is_half
+        self._peak = device.flops if is_half else device.float32_flops
         # Many settings share stages, and the times of these.
         self._cuts = functools.cache(self._make_cuts)
         self._layers = functools.cache(self._make_layers)
@@ -117,7 +115,7 @@ class Predictor:
         schedule = self._schedule_cost(
             *(s.schedule, s.pipeline, m, s.stages_per_device, s.recompute)
         )
-        rows = self._batch_size / (s.data * m)
+        rows = self.batch_size / (s.data * m)
         forwards = 1 + s.recompute
         compute, sums = (
             schedule.by_device(forward * forwards + backward)
@@ -138,7 +136,7 @@ class Predictor:
             "pipeline axis": m * send,
             "model axis": m * sums.mean(),
             "data axis": gradients,
-            "update": updated / self._device.memory_bandwidth,
+            "update": updated / self.device.memory_bandwidth,
         }
         summed = stages.forward.summed * forwards + stages.backward.summed
         most_summed = schedule.by_device(summed).max()
@@ -147,28 +145,28 @@ class Predictor:
             "pipeline": m * sent,
             "model": m * rows * _ring(s.model) * most_summed,
         }
-        speed = self._batch_size / sum(seconds.values())
-        tokens = self._table.tokens
+        speed = self.batch_size / sum(seconds.values())
+        tokens = self.table.tokens
         return Prediction(
             settings,
             {cause: float(each) for cause, each in seconds.items()},
             self._memory(s, stages, schedule, rows),
             traffic,
-            3 * self._table.flops * speed / (s.num_devices * self._peak),
+            3 * self.table.flops * speed / (s.num_devices * self._peak),
             speed,
             None if tokens is None else tokens * speed,
         )
 
     def _make_cuts(self, ranks, num_stages):
-        return self._choose_cuts(self._table.by_ranks[ranks], num_stages)
+        return self.cuts(self.table.by_ranks[ranks], num_stages)
 
     def _make_layers(self, ranks):
         """The same sums, as if each layer were a stage."""
-        layers = self._table.by_ranks[ranks]
+        layers = self.table.by_ranks[ranks]
         return stage_sums(layers, range(1, len(layers)))
 
     def _make_stages(self, ranks, num_stages):
-        layers = self._table.by_ranks[ranks]
+        layers = self.table.by_ranks[ranks]
         return stage_sums(layers, self._cuts(ranks, num_stages))
 
     def _make_times(self, ranks, num_stages, rows, sequence_parallel):
@@ -176,7 +174,7 @@ class Predictor:
 
         Both are pairs: forward and backward.
         """
-        stages, device = self._stages(ranks, num_stages), self._device
+        stages, device = self._stages(ranks, num_stages), self.device
         link = self._link(1, ranks) * device.link_efficiency
         computing, summing = [], []
         for work in (stages.forward, stages.backward):
@@ -202,12 +200,12 @@ class Predictor:
         """
         if pipeline == 1:
             return 1.0
-        speed = min(self._device.speed_alone, pipeline)
+        speed = min(self.device.speed_alone, pipeline)
         return (pipeline / speed - 1) / (pipeline - 1)
 
     def _link(self, distance, size):
         """Bandwidth of a ring of `size` devices, `distance` apart."""
-        device = self._device
+        device = self.device
         if distance * size <= device.devices_per_machine:
             return device.link_bandwidth
         # Devices of a machine that are in one ring use its network cards.
@@ -218,7 +216,7 @@ class Predictor:
         """Bytes that a device sends for a microbatch, and the seconds."""
         if s.pipeline == 1:
             return 0.0, 0.0
-        device = self._device
+        device = self.device
         num_bytes = rows * stages.cut_bytes[1:].max()
         num_bytes /= s.model if s.sequence_parallel else 1
         inside = s.model * s.pipeline <= device.devices_per_machine
@@ -235,14 +233,14 @@ class Predictor:
         times = 1.5 if s.zero_stage == 3 else 1
         num_bytes = times * _ring(s.data) * _GRADIENT * trainable
         link = self._link(s.pipeline * s.model, s.data)
-        link *= self._device.link_efficiency
-        return num_bytes, num_bytes / link + self._device.latency
+        link *= self.device.link_efficiency
+        return num_bytes, num_bytes / link + self.device.latency
 
     def _num_shards(self, s):
         """Number of replicas that divide the slots: those of a machine."""
         if not s.zero_stage:
             return 1
-        in_machine = self._device.devices_per_machine // (s.pipeline * s.model)
+        in_machine = self.device.devices_per_machine // (s.pipeline * s.model)
         return max(1, min(s.data, in_machine))
 
     def _working(self, s, rows, ranks):
@@ -285,7 +283,7 @@ class Predictor:
         }
         if s.zero_stage == 3:
             # The weights of a layer and of the next one.
-            layers = self._table.by_ranks[s.model]
+            layers = self.table.by_ranks[s.model]
             largest = max(layer.trainable for layer in layers)
             kinds["gathered"] = np.full_like(held, 2 * _WEIGHT * largest)
         fullest = int(np.argmax(sum(kinds.values())))

@@ -1,6 +1,6 @@
 """How much each microbatch counts in the loss of the global batch."""
 
-from typing import Any
+import dataclasses
 
 import tensorflow as tf
 
@@ -11,6 +11,7 @@ from tfscale.step import losses
 from tfscale.step.batch_shard import BatchShard
 
 
+@dataclasses.dataclass(eq=False)
 class BatchLoss:
     """The loss of the global batch, from those of a replica's microbatches.
 
@@ -19,28 +20,22 @@ class BatchLoss:
     microbatches of the batch; `inputs` of the model are flat.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        inputs: list[tf.Tensor],
-        tensors: Tensors,
-        device: str,
-    ):
-        self.inputs = inputs
-        self.tensors = tensors
-        self.shard = BatchShard.of_replica(inputs)
-        self._program = program
-        self._losses = program.stages[-1].losses
-        self._device = device
-        self._shares: tf.Tensor | None = None
-        self._total: Any = None
+    program: Program
+    inputs: list[tf.Tensor]
+    tensors: Tensors
+    device: str
+
+    def __post_init__(self):
+        self.shard = BatchShard.of_replica(self.inputs)
+        self._losses = self.program.stages[-1].losses
+        self._shares = self._total = None
 
     def weigh(self, loss_scale) -> None:
         """Sets the weights of each microbatch's losses, before it runs."""
         weights = tf.constant(
             [float(x.weight) for x in self._losses], losses.precision()
         )
-        with tf.device(self._device):
+        with tf.device(self.device):
             self._shares = self._find_shares()
         of_rows = self.shard.share_of(self._all(keys.ROWS))
         self._set(keys.ADDED_SCALE, loss_scale * of_rows)
@@ -66,7 +61,7 @@ class BatchLoss:
         if self._shares is None:
             self._shares = self._find_shares()
         of_rows = self.shard.share_of(self._all(keys.ROWS))
-        for stage in range(len(self._program.stages)):
+        for stage in range(len(self.program.stages)):
             key = keys.AddedLoss(stage)
             if key in self.tensors.microbatches[0]:
                 added = tf.math.multiply_no_nan(self._all(key), of_rows)
@@ -91,7 +86,7 @@ class BatchLoss:
         for microbatch in microbatches:
             if keys.DIVISORS not in microbatch:
                 known = {**tensors.shared, **tensors.states, **microbatch}
-                microbatch.update(self._program.divisors.run(known))
+                microbatch.update(self.program.divisors.run(known))
         counts = self._counts()
         divisors = counts * self._all(keys.DIVISORS)
         total = self.shard.totals(tf.reduce_sum(divisors, axis=0))
