@@ -48,10 +48,10 @@ class MeasureCallsTest(tf.test.TestCase, parameterized.TestCase):
         seconds = dict(
             zip(
                 (call.name for call in graph.calls),
-                measure.measure_calls(graph, "/CPU:1", rows=64),
+                measure.measure_calls(graph, "/CPU:1", rows=256),
             )
         )
-        # 1024 x 1024 x 64 multiply-adds, against 16 x 16 x 64: of F, of the
+        # 1024 x 1024 x 256 multiply-adds, against 16 x 16 x 256: of F, of the
         # whole backward, and of W.
         for large, small, wide in zip(
             seconds["large"], seconds["small_1"], seconds["wide"], strict=True
