@@ -172,6 +172,24 @@ class DistributedTest(tf.test.TestCase, parameterized.TestCase):
             self.assertLen(both, 2)
             self.assertAllEqual(one, tf.concat(both, 0))
 
+    def test_no_worker_is_left_without_a_record_of_the_last_batch(self):
+        # Of 25 records after those that other batch sizes have taken.
+        for worker in range(2):
+            pipeline = data.pipeline(
+                data.arrays(np.arange(35)),
+                batch_size=8,
+                remainder="keep",
+                input_context=tf.distribute.InputContext(2, worker, 2),
+            )
+            self.assertLen(list(pipeline), 5)
+            pipeline.position.assign(epoch=1, index=10)
+            with self.assertRaisesRegex(
+                tf.errors.InvalidArgumentError,
+                r"Every worker must get a record .* Received: 1 records in it "
+                "for 2 workers, from record 10 of the epoch on",
+            ):
+                next(iter(pipeline))
+
     def test_from_function_with_files_of_its_own(self):
         folder = self.create_tempdir().full_path
         for number in range(4):

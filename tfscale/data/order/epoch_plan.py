@@ -126,6 +126,17 @@ class EpochPlan:
             at_index=at_index,
         )
 
+    def check_last_batch(self, first):
+        """Refuses an epoch from a position on that a worker cannot end."""
+        last = (self.limit - first) % self.global_batch
+        if self.remainder == "keep" and 0 < last < self.num_workers:
+            raise ValueError(
+                "Every worker must get a record of the last batch with "
+                f"remainder='keep'. Received: {last} records in it for "
+                f"{self.num_workers} workers, from record {first} of the epoch "
+                "on. Use remainder='pad' or 'drop', or another batch size."
+            )
+
     def slice_of(self, step, start, minimum=min):
         """First position and size of the worker's slice.
 
@@ -230,16 +241,10 @@ def _check_steps(plan, batch_size, sizes):
             "last batch cannot be cut evenly for more. Received: "
             f"{plan.batches_per_step} replicas. Use remainder='pad' or 'drop'."
         )
-    last = plan.limit % plan.global_batch
     if sizes is not None and len({plan.steps_in(n) for n in sizes}) > 1:
         raise ValueError(
             "Every worker must have as many batches as the others. Received: "
             f"files with {sizes} records, remainder='keep'. Use "
             "remainder='pad' or 'drop', or shard='records'."
         )
-    if 0 < last < plan.num_workers:
-        raise ValueError(
-            "Every worker must get a record of the last batch with "
-            f"remainder='keep'. Received: {last} records in it for "
-            f"{plan.num_workers} workers. Use remainder='pad' or 'drop'."
-        )
+    plan.check_last_batch(0)

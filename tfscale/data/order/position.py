@@ -159,7 +159,9 @@ class Position(tf.Module):
             index = 0
         if is_read_ahead and moving != epoch_plan.NONE:
             moving = epoch_plan.LAST
-        return plan.start(seed, epoch, index, moving)
+        start = plan.start(seed, epoch, index, moving)
+        plan.check_last_batch(start.first)
+        return start
 
     def _first_moving(self):
         for purpose, datasets in fitting.data_keras_reads():
