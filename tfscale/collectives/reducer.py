@@ -59,15 +59,12 @@ class Reducer(tf.distribute.ReductionToOneDevice):
     ) -> list[Any]:
         """Sums or means over all replicas, on each device of a value.
 
-        Workers exchange all values in one collective of each device.
+        Workers exchange all values in one collective of each device. A value
+        that is no `DistributedValues` is the same on every replica.
 
-        Args:
-            reduce_op: A `tf.distribute.ReduceOp`; SUM if there are `dims`.
-            values: One that is no `DistributedValues` is the same on every
-                replica.
-            dims: For each value the dim along which the replicas of a worker
-                divide the sum; None or missing, if each has the whole sum;
-                `SCATTERED`, if each has a shard of its worker's sum already.
+        With `dims` these are sums. They have for each value the dim along which
+        the replicas of a worker divide the sum; None or nothing, if each has
+        the whole sum; `SCATTERED`, if each has a shard of its worker's sum.
         """
         with_dims = list(itertools.zip_longest(values, dims))
         if self._workers is None:

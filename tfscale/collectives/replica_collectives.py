@@ -19,11 +19,7 @@ def sum_up(
     """Sums over the replicas of all workers: the whole of each, or a shard.
 
     Replicas are added in order, so an element of a shard is equal to the last
-    bit to that of the whole sum.
-
-    Args:
-        tensors: This replica's.
-        dims: See `Reducer.on_each`.
+    bit to that of the whole sum. See `Reducer.on_each` for `dims`.
     """
 
     def merge(strategy, *tensors):

@@ -19,11 +19,8 @@ class LocalShard:
     assigned. A slice assigned in place (`ResourceStridedSliceAssign`) would put
     the component into a mode in which each read copies it.
 
-    Args:
-        variable: The variable; optimizers know slots by it.
-        thread: The thread of this replica and rank.
-        sharding: The sharding of the variable's slots.
-        replica: Which replica this is.
+    Optimizers know slots by the variable, whose slots are sharded by
+    `sharding`; `thread` is that of this replica and rank.
     """
 
     def __init__(self, variable, thread: int, sharding: Sharding, replica: int):

@@ -47,11 +47,8 @@ MIN_ELEMENTS = 4096
 class OptimizerStateSharding:
     """The replicas' shards of each variable and of its slots.
 
-    Args:
-        stage: `zero_stage` of the `MeshStrategy`.
-        num_replicas: Number of replicas.
-        num_ranks: Number of model ranks of each replica.
-        are_on_host: Whether slots are on the host of their variable's device.
+    `stage` is the `zero_stage` of the `MeshStrategy`; `are_on_host` says
+    whether slots are on the host of their variable's device.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Contents:
             (device, chunk): self._content(frozenset([device]), device)
             for device in range(num_devices)
             for chunk in range(num_chunks)
-            if self._begins_with(device, chunk)
+            if operation in SUMS or device == chunk
         }
 
     def get(self, device: int, chunk: int) -> Content | None:
@@ -88,9 +88,6 @@ class Contents:
             for end in ends
             for chunk in chunks
         }
-
-    def _begins_with(self, device, chunk):
-        return self._operation in SUMS or device == chunk
 
     def _sum(self, one, other):
         # a + b is b + a to the last bit.

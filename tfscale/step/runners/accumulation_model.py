@@ -2,21 +2,16 @@
 
 import contextlib
 import functools
-from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.mirrored_strategy import adapt_strategy
 from tfscale.adapters.model import adapt_accumulated_model
 from tfscale.adapters.optimizer import adapt_capturing
-from tfscale.graphs.noting_scope import NotingScope
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.step import batch_norm
-from tfscale.step import step_context
 from tfscale.step.runners import checks
-from tfscale.step.runners.gradient_capture import GradientCapture
 from tfscale.step.runners.loop import GivenNumber
 from tfscale.step.runners.loop import GivenRows
 from tfscale.step.runners.loop import run_microbatches
@@ -84,17 +79,3 @@ def adapt(model: keras.Model) -> None:
     for optimizer in checks.optimizers_of(model):
         adapt_capturing(optimizer)
     adapt_metrics(model.metrics, are_on_replicas=False)
-
-
-def gradients_of_step(model: keras.Model, data: Any) -> list[tf.Tensor]:
-    """The gradients of an adapted model's step, in a graph.
-
-    No variable is changed.
-    """
-    capture = GradientCapture(model.optimizer)
-    with (
-        NotingScope(collect_losses=True),
-        step_context.within(gradient_capture=capture),
-    ):
-        model.train_step(data)
-    return [x for x in capture.gradients if x is not None]

@@ -15,8 +15,10 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.free_memory import free_bytes
 from tfscale.graphs.memory import peak_bytes
+from tfscale.graphs.noting_scope import NotingScope
 from tfscale.graphs.noting_scope import outside_scopes
-from tfscale.step.runners.accumulation_model import gradients_of_step
+from tfscale.step import step_context
+from tfscale.step.runners.gradient_capture import GradientCapture
 from tfscale.variables.of_variable import sharding_of
 
 _MANY_ROWS = 1024
@@ -57,8 +59,15 @@ def _bytes_of_step(model, element_spec, rows):
         return tf.compat.v1.placeholder(spec.dtype, shape)
 
     def build():
+        capture = GradientCapture(model.optimizer)
         data = keras.tree.map_structure(placeholder, element_spec)
-        gradients.extend(gradients_of_step(model, data))
+        # No variable is changed.
+        with (
+            NotingScope(collect_losses=True),
+            step_context.within(gradient_capture=capture),
+        ):
+            model.train_step(data)
+        gradients.extend(g for g in capture.gradients if g is not None)
 
     try:
         tf.compat.v1.wrap_function(build, [])
