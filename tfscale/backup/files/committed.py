@@ -28,7 +28,7 @@ from tfscale.backup.files.tensor_shards import read_shard
 from tfscale.backup.files.tensor_shards import write_shards
 from tfscale.variables.sharding import Sharding
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST = "MANIFEST.json"
 _STATE = "state.json"
 _REASON = "REASON"
