@@ -11,6 +11,7 @@ from tfscale._internals import datasets
 from tfscale._internals import symbols
 from tfscale.graphs import dataset_graph
 from tfscale.graphs import grappler
+from tfscale.graphs import vectorized_map
 from tfscale.variables import weight_gather
 
 
@@ -105,6 +106,21 @@ class GraphTest(tf.test.TestCase):
         run.get_concrete_function(tf.TensorSpec([2]))
         self.assertNotIn(weight_gather.BACKWARD, names[0])
         self.assertIn(weight_gather.BACKWARD, names[1])
+
+    def test_an_iteration_of_a_vectorized_map_has_a_scope_of_its_own(self):
+        @tf.function
+        def run(x):
+            def square(x):
+                found.append(vectorized_map.is_of_iteration(x))
+                found.append(vectorized_map.is_of_iteration(y))
+                return tf.square(x) + y
+
+            y = x[0] + 1.0
+            return tf.vectorized_map(square, x)
+
+        found = []
+        run.get_concrete_function(tf.TensorSpec([2]))
+        self.assertEqual(found, [True, False])
 
     @holds("cond_v2.cond_v2", "_add_control_dependencies")
     def test_branches_of_a_marked_graph_keep_their_side_effects(self):

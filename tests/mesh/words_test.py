@@ -155,6 +155,29 @@ class ByHandTest(parameterized.TestCase):
         ):
             model.fit(X, X, verbose=0)
 
+    @parameterized.parameters("map", "jacobian")
+    def test_model_ranks_that_would_meet_in_an_iteration(self, kind):
+        # The sum of the iteration that TensorFlow traces stood for all.
+        mesh_strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(model=2), LAYOUTS
+        )
+        model, _ = self.model_and_step(mesh_strategy)
+
+        def step():
+            x = tf.constant(X)
+            if kind == "map":
+                return tf.vectorized_map(lambda row: model(row[None]), x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = model(x)
+            return tape.batch_jacobian(y, x)
+
+        run = tf.function(lambda: mesh_strategy.run(step), autograph=False)
+        with self.assertRaisesRegex(
+            RuntimeError, "cannot exchange what one iteration of"
+        ):
+            run()
+
     def test_model_ranks_that_would_meet_in_a_branch(self):
         mesh_strategy = tfscale.MeshStrategy(
             tfscale.device_mesh(model=2), LAYOUTS

@@ -134,6 +134,32 @@ class Penalty(keras.Model):
         return {"loss": loss}
 
 
+class Vectorized(keras.Model):
+    """A `train_step` with loops that TensorFlow vectorizes."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                out = self(x, training=True)
+            slopes = inner.batch_jacobian(out, x)
+            mapped = tf.vectorized_map(lambda row: self(row[None])[0], x)
+            loss = self.compute_loss(y=y, y_pred=out + mapped)
+            count = tf.distribute.get_strategy().num_replicas_in_sync
+            loss += tf.reduce_mean(tf.square(slopes)) / count
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def vectorized():
+    x = inputs = keras.Input((16,))
+    for i in range(2):
+        x = layers.Dense(16, "tanh", name=f"dense_{i}")(x)
+    return Vectorized(inputs, layers.Dense(1, name="end")(x))
+
+
 def penalised():
     x = inputs = keras.Input((8, 16))
     for i in range(2):
@@ -214,6 +240,7 @@ JOBS = {
     "shared": job(shared),
     "recomputed": job(recomputed),
     "penalised": job(penalised),
+    "vectorized": job(vectorized, VECTORS[:, 0], one_output(VECTORS)),
     "frozen": job(frozen),
     # Kernels of zeros, whose first gradients are small.
     "adapted": job(
@@ -248,7 +275,10 @@ JOBS = {
 }
 # In these the sums over replicas are added up in another order than in stage
 # 0, or a gradient is the sum of several.
-ROUNDED = ("tied", "clipped", "accumulated", "shared", "constrained", "uneven")
+ROUNDED = (
+    *("tied", "clipped", "accumulated", "shared", "vectorized"),
+    *("constrained", "uneven"),
+)
 # A replica that computes in half precision rounds what it sums over its rows.
 HALF = {"bfloat16": 4.5 * 2.0**-7, "scaled": 4.5 * 2.0**-10}
 # BatchNormalization normalises by the rows of a replica.
@@ -276,7 +306,7 @@ def divided(model):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*reversed(JOBS))  # the smallest one always
-    @pytest.mark.crossing(every=18)
+    @pytest.mark.crossing(every=19)
     def test_of_replicas_that_have_all_weights(self, name):
         whole, outcome = train(JOBS[name], 0), train(JOBS[name], 3)
         self.assertEqual(divided(whole.model), [])
@@ -289,7 +319,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         *(name for name in JOBS if name not in NOT_OF_ONE_DEVICE)
     )
-    @pytest.mark.crossing(every=18)
+    @pytest.mark.crossing(every=19)
     def test_of_one_device(self, name):
         whole_batch = dataclasses.replace(JOBS[name], fit={})
         same_numbers.assert_same(
@@ -370,6 +400,27 @@ class TwoOptimizers(keras.Model):
 
 
 class OwnLoopTest(tf.test.TestCase, parameterized.TestCase):
+    def test_no_update_takes_a_jacobian_of_divided_weights(self):
+        # It was of the iteration that TensorFlow traces.
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=2), zero_stage=3
+        )
+        with strategy.scope(), small_weights_divided():
+            model = mlp(1)
+            optimizer = keras.optimizers.SGD()
+            optimizer.build(model.trainable_variables)
+
+        def step():
+            variables = model.trainable_variables
+            with tf.GradientTape() as tape:
+                y = tf.reduce_sum(model(VECTORS[:2]), [1, 2])
+            rows = tape.jacobian(y, variables)
+            optimizer.apply([row[0] + row[1] for row in rows], variables)
+
+        run = tf.function(lambda: strategy.run(step), autograph=False)
+        with self.assertRaisesRegex(ValueError, r"\[8,32\] and \[16,32\]"):
+            run()
+
     @pytest.mark.crossing
     def test_two_optimizers_in_one_step(self):
         def train(stage):

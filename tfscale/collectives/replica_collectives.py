@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.collectives import reducer
+from tfscale.graphs import vectorized_map
 
 
 def sum_up(
@@ -77,6 +78,7 @@ def _merge(merge, tensors):
         return []
     # A tensor without a device gets this thread's.
     placed = [x if x.device else tf.identity(x) for x in tensors]
+    vectorized_map.refuse_exchange(placed)
 
     def of_threads(strategy, given):
         values = given.values if reducer.is_of_threads(given) else [given]

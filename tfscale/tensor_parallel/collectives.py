@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.collectives import operations
+from tfscale.graphs import vectorized_map
 from tfscale.tensor_parallel import rank_state
 
 # TensorFlow's error in a thread that has left the graph of the step.
@@ -219,6 +220,7 @@ def _exchange(collective, x):
 
     # The identity is on the device of this rank, wherever `x` comes from.
     x, context = tf.identity(x), tf.distribute.get_replica_context()
+    vectorized_map.refuse_exchange([x])
     try:
         result = context.merge_call(merge, args=(x,))
     except RuntimeError as error:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.collectives import replica_collectives
+from tfscale.graphs import vectorized_map
 from tfscale.variables.gather_window import Window
 
 _numbers = itertools.count()
@@ -66,7 +67,13 @@ class StepGathers:
         waits = [graph.get_operation_by_name(g.gate) for g in self.gathers[-1:]]
         for other in self._window.add(gather, gather.num_bytes):
             whole = graph.get_tensor_by_name(other.whole)
-            waits.extend(op for op, _ in uses(whole))
+            # `tf.vectorized_map` would repeat what waits for its iterations,
+            # and with it lose the gradient of the gather.
+            waits.extend(
+                op
+                for op, _ in uses(whole)
+                if vectorized_map.SCOPE not in op.name
+            )
         return waits
 
 
@@ -170,6 +177,10 @@ def _with_gradient(whole, shard, dim, note=lambda gradient: None):
         return summed, _refuse_second_derivative
 
     def backward(gradient):
+        if vectorized_map.is_of_iteration(gradient):
+            # Most often of no use: a tape goes back to weights also where it is
+            # asked for other gradients. No update takes it, as it is whole.
+            return gradient
         # It may be the last operation of a tape, and is named like
         # TensorFlow's: see step/checks/changed_gradients.py.
         with tf.name_scope(BACKWARD):
