@@ -100,11 +100,11 @@ def looped_bfs(
 def _zero_bubble(num_devices, num_microbatches, stages_per_device):
     """Looped 1F1B in which device `d` is `d` weight gradients late."""
     rows = []
-    for device, in_turn in enumerate(
+    for device, actions in enumerate(
         looped_1f1b(num_devices, num_microbatches, stages_per_device, hop=1)
     ):
         row, late = [], []
-        for action in in_turn:
+        for action in actions:
             row.append(action)
             if action.kind == "B":
                 late.append(action._replace(kind="W"))
