@@ -148,6 +148,18 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
 
         self.assertLen(list(self._file(parse=parse)), 2)
 
+    def test_records_with_nan_are_those_of_the_cache(self):
+        # NaN differs from itself: such a cache was refused once written.
+        def parse(x):
+            return tf.where(x == 3, np.nan, tf.cast(x, tf.float32))
+
+        for _ in range(2):
+            found = self._file(parse=parse, shuffle=False)
+            self.assertAllEqual(
+                np.concatenate(list(found.as_numpy_iterator())),
+                [0, 1, 2, np.nan, *range(4, 10)],
+            )
+
     def test_a_cache_of_another_parse_is_refused(self):
         self._file()
         with self.assertRaisesRegex(ValueError, "have changed.*Delete"):

@@ -184,6 +184,7 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
             return {
                 "image": [np.full([x, 2], x, np.uint8) for x in batch["x"]],
                 "half": [x / 2 for x in batch["x"]],
+                "none": [float("nan") for _ in batch["x"]],
                 "name": batch["y"],
                 "words": [[y, "w"] for y in batch["y"]],
             }
@@ -191,7 +192,10 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
         table.set_transform(transform)
         source = data.hugging_face(table)
         first, second, third = _records(source)
-        self.assertEqual(list(first), ["image", "half", "name", "words"])
+        self.assertEqual(
+            list(first), ["image", "half", "none", "name", "words"]
+        )
+        self.assertAllEqual(second["none"], np.nan)
         self.assertAllEqual(first["image"], np.full([1, 2], 1, np.uint8))
         self.assertAllEqual(third["image"], np.full([3, 2], 3, np.uint8))
         self.assertEqual(second["half"], 1.0)

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfscale.data.caches import row_file
@@ -62,8 +61,7 @@ class FileCache:
             lambda number: self.get_or_make(number, None)
         )
         for number, one, other in zip(numbers, kept, records, strict=True):
-            flat = zip(keras.tree.flatten(one), keras.tree.flatten(other))
-            if not all(np.array_equal(a, b) for a, b in flat):
+            if _bits(one) != _bits(other):
                 raise ValueError(
                     "A cache must hold what `parse` returns now. Received: "
                     f"cache {self._directory}, whose record {number} differs: "
@@ -85,6 +83,11 @@ def _format(specs: list[tf.TensorSpec]) -> type[RowFile | StringFile]:
     return RowFile if row_file.suits(specs) else StringFile
 
 
+def _bits(record):
+    flat = map(tf.io.serialize_tensor, keras.tree.flatten(record))
+    return b"".join(tensor.numpy() for tensor in flat)
+
+
 def path_of(
     cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset
 ) -> str:
@@ -103,8 +106,7 @@ def path_of(
     if source.identity is not None:
         data.update(source.identity())
     for record in some:
-        for tensor in keras.tree.flatten(record):
-            data.update(tf.io.serialize_tensor(tensor).numpy())
+        data.update(_bits(record))
     return os.path.join(cache_dir, f"{name[:100]}-{data.hexdigest()}")
 
 

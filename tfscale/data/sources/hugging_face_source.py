@@ -325,8 +325,9 @@ def _transformed_rows(dataset, columns):
         return found
 
     read(tried[:1])  # fills `leaves`
-    once, again = (
-        [values.tolist() for values in read(tried).values()] for _ in range(2)
+    once, again = (  # as text, in which NaN is itself
+        repr([values.tolist() for values in read(tried).values()])
+        for _ in range(2)
     )
     if once != again:
         raise ValueError(
