@@ -120,6 +120,7 @@ INNOCENTS = {
     # Functions with state that is not random.
     "checks": lambda: _range().map(lambda x: _checked(x)).cache(),
     "tables": lambda: _range().map(_looked_up).cache(),
+    "windows": lambda: _range().window(3).shuffle(3),
     "zip": lambda: tf.data.Dataset.zip(_range(), _range()).shuffle(3),
 }
 
@@ -138,6 +139,20 @@ class LintTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(INNOCENTS.items())
     def test_is_not_found(self, make):
         self.assertEmpty(data.lint(make(), ram_budget=1 << 20))
+
+    @parameterized.named_parameters(
+        ("ragged", lambda: tf.ragged.constant([[1, 2], [3]]), 36),
+        ("sparse", lambda: tf.sparse.from_dense([0, 1]), 20),
+        ("none", lambda: (tf.constant([1, 2]), None), 8),
+    )
+    def test_a_buffer_of_any_elements_is_measured(self, make, num_bytes):
+        # Ragged tensors, None and windows ended `lint`, and with it the
+        # pipelines of such datasets.
+        dataset = tf.data.Dataset.from_tensors(make()).shuffle(10)
+        size = 10 * num_bytes
+        self.assertEmpty(data.lint(dataset, ram_budget=size))
+        (finding,) = data.lint(dataset, ram_budget=size - 1)
+        self.assertIn("Use 9 or fewer", finding.fix)
 
     def test_a_buffer_that_fits_is_named(self):
         (finding,) = data.lint(_range().shuffle(1000), ram_budget=800)

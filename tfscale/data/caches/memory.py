@@ -2,8 +2,8 @@
 
 import os
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 from tfscale.free_memory import free_bytes
 
@@ -23,11 +23,12 @@ def budget(*, cgroup="/sys/fs/cgroup", available=None):
 
 
 def size_of(record):
-    """Bytes of a structure of eager tensors, strings included."""
-    return sum(_tensor_bytes(t) for t in keras.tree.flatten(record))
+    """Bytes of an element of a dataset, strings included."""
+    flat = tf.nest.flatten(record, expand_composites=True)
+    return sum(_tensor_bytes(t) for t in flat if t is not None)
 
 
 def _tensor_bytes(tensor):
-    if tensor.dtype == "string":
+    if tensor.dtype == tf.string:
         return sum(len(value) for value in np.ravel(tensor.numpy()))
     return tensor.dtype.size * int(tensor.shape.num_elements())
