@@ -106,6 +106,23 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         for batch in self._pipeline(parse=lambda x: [x, 2 * x]):
             self.assertAllEqual(2 * batch[0], batch[1])
 
+    def test_ragged_records_are_made_dense_by_parse(self):
+        # Their size was not known, which was an error of another kind.
+        ragged = tf.ragged.constant([[1], [2, 3]])
+        source = data.dataset(tf.data.Dataset.from_tensors(ragged).repeat(3))
+        with self.assertRaisesRegex(TypeError, "to_tensor"):
+            data.pipeline(source, batch_size=3)
+        (batch,) = data.pipeline(
+            source, batch_size=3, parse=lambda x: x.to_tensor(shape=[2, 2])
+        )
+        self.assertAllEqual(batch, [[[1, 0], [2, 3]]] * 3)
+
+    @parameterized.parameters(-(2**31) - 1, 2**31)
+    def test_a_token_of_more_than_32_bits(self, token):
+        # It became another one.
+        with self.assertRaisesRegex(ValueError, f"32 bits.*{token}"):
+            data.tokens([0, token, 0], length=1)
+
     def test_a_dataset_that_is_none(self):
         with self.assertRaisesRegex(TypeError, "from_generator"):
             data.dataset([1, 2, 3])

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tfscale.data.sources.source import IndexedSource
 
+_INT32 = np.iinfo(np.int32)
+
 
 def arrays(*components: Any) -> IndexedSource:
     """Records are the rows of arrays.
@@ -73,6 +75,17 @@ def _tensors(component):
             f"{type(component).__name__} that is no tensor: {error} "
             "Pad rows of different lengths, and leave out a missing argument."
         ) from error
+
+
+def check_int32(row: np.ndarray, where: str) -> None:
+    """Refuses tokens that int32 does not hold."""
+    if np.can_cast(row.dtype, np.int32) or not row.size:
+        return
+    if not _INT32.min <= row.min() <= row.max() <= _INT32.max:
+        raise ValueError(
+            "Tokens must be integers of 32 bits. Received: "
+            f"{where} with {row.min()} to {row.max()}."
+        )
 
 
 def digest(tensor: tf.Tensor) -> bytes:

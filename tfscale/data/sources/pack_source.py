@@ -22,7 +22,6 @@ import tensorflow as tf
 from tfscale.data.sources import array_source
 from tfscale.data.sources.source import IndexedSource
 
-_INT32 = np.iinfo(np.int32)
 _OPEN = 64  # sequences that a document may still be put into
 
 
@@ -147,11 +146,7 @@ def _row(number, document):
             "`documents` must be rows of integers. Received: document "
             f"{number} of {row.dtype} and shape {row.shape}."
         )
-    if row.size and not _INT32.min <= row.min() <= row.max() <= _INT32.max:
-        raise ValueError(
-            "Tokens must be integers of 32 bits. Received: document "
-            f"{number} with {row.min()} to {row.max()}."
-        )
+    array_source.check_int32(row, f"document {number}")
     return row.astype(np.int32)
 
 

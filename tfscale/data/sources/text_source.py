@@ -27,7 +27,8 @@ def tokens(
         A source of `(x, y)`, both int32 of shape `(length,)`.
 
     Raises:
-        ValueError: If there are not enough tokens for a window.
+        ValueError: If there are not enough tokens for a window, or one is no
+            integer of 32 bits.
 
     Example:
 
@@ -55,6 +56,7 @@ def tokens(
             f"{len(ids)} tokens, length={length}. Use more text or a shorter "
             "window."
         )
+    array_source.check_int32(ids, "`ids`")
     row = tf.constant(ids)
     steps = tf.range(length + 1, dtype=tf.int64)
 
