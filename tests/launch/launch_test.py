@@ -432,6 +432,13 @@ time.sleep(60)
         self.assertEqual(output.count("the end"), 4)
         self.assertLess(len(output), 2.1 * 10**6)
 
+    def test_thousands_of_restarts_have_a_pause(self):
+        # After 1024 the launcher ended by an OverflowError.
+        launcher = Launcher([], lambda _: [], max_restarts=10**6)
+        launcher._num_restarts = 1024
+        with contextlib.redirect_stderr(io.StringIO()):
+            self.assertEqual(launcher._next_pause(), 60.0)
+
     def test_with_servers_a_worker_starts_again_alone(self):
         code, output = self.launch(
             f"""

@@ -126,7 +126,8 @@ class Launcher:
         """Seconds before another start, which is logged; None without one."""
         if self._num_restarts >= self.max_restarts:
             return None
-        pause = min(self.first_pause * 2**self._num_restarts, 60.0)
+        # More than 1023 doublings are no float.
+        pause = min(self.first_pause * 2 ** min(self._num_restarts, 99), 60.0)
         self._num_restarts += 1
         output.say(
             f"starting again in {pause:g} s, number {self._num_restarts} of at "
