@@ -125,6 +125,20 @@ class EnvironmentTest(parameterized.TestCase):
             self.assertEqual((found.job, found.index), ("worker", 3))
             self.assertLen(set(found.addresses), 4)
 
+    def test_a_name_of_slurm_may_have_several_ranges(self):
+        # The second range of a name became a host of its own, "9-10".
+        environ = {
+            **SLURM,
+            "SLURM_STEP_NODELIST": "r[1-2]n[9-10],a[7,08]b",
+            "SLURMD_NODENAME": "r2n10",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x6)",
+            "SLURM_STEP_NUM_TASKS": "6",
+        }
+        found = cluster_from_environment(environ)
+        names = [a.split(":")[0] for a in found.jobs["worker"]]
+        hosts = ["r1n9", "r1n10", "r2n9", "r2n10", "a7b", "a08b"]
+        self.assertEqual(names, hosts)
+
     def test_two_jobs_of_slurm_on_a_host_have_other_ports(self):
         ports = {
             cluster_from_environment({**SLURM, "SLURM_JOB_ID": job}).address

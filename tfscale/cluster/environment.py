@@ -7,6 +7,7 @@ port for all jobs, and runs `nvidia-smi`. Its resolver for Kubernetes lists pods
 by their phase and does not know its own.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -109,19 +110,27 @@ def _slurm(environ):
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The hosts of a Slurm list such as `gpu[08-10,12],login`, in its order."""
-    hosts = []
-    for host in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?[^,\[\]]*", text):
-        found = re.fullmatch(r"([^\[]*)\[([\d,-]+)\](.*)", host)
-        if not found:
-            hosts.append(host)
-            continue
-        before, ranges, after = found.groups()
-        for item in ranges.split(","):
-            first, _, last = item.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                hosts.append(f"{before}{number:0{len(first)}}{after}")
+    """The hosts of a Slurm list such as `gpu[08-10,12],login`, in its order.
+
+    A name may have several ranges: `rack[1-2]n[1-4]`.
+    """
+    hosts: list[str] = []
+    for host in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        pieces = re.split(r"\[([\d,-]+)\]", host)  # each second is a range
+        numbers = map(_numbers_of, pieces[1::2])
+        for found in itertools.product(*numbers):
+            pieces[1::2] = found
+            hosts.append("".join(pieces))
     return hosts
+
+
+def _numbers_of(ranges):
+    numbers = []
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            numbers.append(f"{number:0{len(first)}}")
+    return numbers
 
 
 def expand_counts(text: str) -> list[int]:
