@@ -11,7 +11,7 @@ import tfscale
 from tfscale import data
 
 
-def rows(batch_size=4, num_rows=12):
+def rows(batch_size=4, num_rows=12, **kwargs):
     return data.pipeline(
         data.arrays(
             np.arange(num_rows, dtype="float32")[:, None],
@@ -19,7 +19,13 @@ def rows(batch_size=4, num_rows=12):
         ),
         batch_size=batch_size,
         seed=5,
+        **kwargs,
     )
+
+
+def negated_by_python(x, y):
+    negated = tf.numpy_function(np.negative, [x], tf.float32)
+    return tf.ensure_shape(negated, x.shape), y
 
 
 class PlacedInputsTest(tf.test.TestCase):
@@ -45,6 +51,25 @@ class PlacedInputsTest(tf.test.TestCase):
         found = fit(tfscale.MeshStrategy(mesh), backup)
         for one, other in zip(found, expected, strict=True):
             self.assertAllClose(one, other, rtol=1e-6)
+
+    def test_a_parse_of_python_moves_it_no_further_than_steps_are(self):
+        # Records of Python are copied, and what was copied was a pipeline that
+        # counted the batches which were read ahead: two steps too many.
+        with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        with self.assertWarnsRegex(UserWarning, "A map calls Python"):
+            pipeline = rows(num_rows=40, parse=negated_by_python)
+        found = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: found.append(
+                pipeline.position.value.index
+            )
+        )
+        model.fit(pipeline, verbose=0, callbacks=[note])
+        # The first batch of an iterator moves it with the second.
+        self.assertEqual(found, [0, *range(8, 40, 4), 0])
+        self.assertEqual(pipeline.position.value, (5, 1, 0))
 
     def test_an_epoch_that_was_taken_is_over_also_without_its_end(self):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))

@@ -68,8 +68,8 @@ class MeshInputs:
             or not self._is_on_cpu
         )
         if is_read_ahead:
-            source = _copied_from_python(dataset)
-            source = source.read_ahead if has_position(source) else source
+            source = dataset.read_ahead if has_position(dataset) else dataset
+            source = _copied_from_python(source)
         distributed = MeshDataset(
             self._input_workers(options),
             self._strategy,
