@@ -40,9 +40,8 @@ def name_scope_callers() -> list[Any]:
 
 def is_stateless() -> bool:
     """Whether a `keras.StatelessScope` is open in this thread."""
-    return (
-        symbols.global_state.get_global_attribute(_STATELESS_SCOPE) is not None
-    )
+    scope = symbols.global_state.get_global_attribute(_STATELESS_SCOPE)
+    return scope is not None
 
 
 @contextlib.contextmanager
@@ -68,7 +67,6 @@ def automatic_names() -> dict[str, int]:
 
 
 def asks_for_xla(function: Any) -> bool:
-    """Whether it is a `tf.function` with `jit_compile=True`."""
     return bool(getattr(function, "_jit_compile", False))
 
 
@@ -113,7 +111,6 @@ def get_key_value(key: str, timeout_in_ms: int) -> str | None:
 
 
 def used_seed_generator() -> keras.random.SeedGenerator | None:
-    """The global seed generator of Keras, if it was used."""
     return symbols.global_state.get_global_attribute(
         symbols.GLOBAL_SEED_GENERATOR
     )
@@ -132,7 +129,6 @@ def global_seeds(generator: Any) -> Iterator[None]:
 
 
 def global_generator() -> tf.random.Generator | None:
-    """TensorFlow's global generator, if it was used."""
     return symbols.stateful_random_ops.global_generator
 
 
@@ -142,7 +138,6 @@ def global_generator() -> tf.random.Generator | None:
 def flatten_layers(
     layer: keras.Layer, *, include_self: bool = True
 ) -> list[keras.Layer]:
-    """A layer and all layers in it."""
     return list(layer._flatten_layers(include_self=include_self))
 
 
@@ -165,7 +160,6 @@ def take_state(optimizer: keras.Optimizer, other: keras.Optimizer) -> None:
 
 
 def direct_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
-    """The seed generators of a layer itself."""
     return list(layer._seed_generators)
 
 
@@ -245,7 +239,6 @@ def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
 
 
 def compile_loss_of(model: keras.Model) -> Any:
-    """The `CompileLoss` of a model, or None."""
     return model._compile_loss
 
 
@@ -265,7 +258,6 @@ def with_flat_losses(losses: list[Any]) -> dict[str, Any]:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """The arguments of `compile` of a model, by name."""
     return dict(model._compile_config.config)
 
 

@@ -100,7 +100,6 @@ def resolve(owner: str) -> Any:
 
 @functools.cache
 def _folder_of_hub() -> pathlib.Path | None:
-    """The folder that keras_hub is installed in, if it is."""
     spec = importlib.util.find_spec("keras_hub")
     if spec is None or spec.origin is None:
         return None

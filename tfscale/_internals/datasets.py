@@ -33,17 +33,14 @@ def asked_of_python(
 
 
 def is_asked(node: Any) -> bool:
-    """Whether a node is that of `asked_of_python`."""
     return node.name == _ASKED
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The variant tensor of a dataset."""
     return dataset._variant_tensor
 
 
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """The datasets that a dataset is made of."""
     return dataset._inputs()
 
 

@@ -102,7 +102,6 @@ def known_batches(epochs: EpochIterator) -> int | None:
 
 
 def set_known_batches(epochs: EpochIterator, count: int | None) -> None:
-    """Sets the number of batches that an earlier process has found."""
     epochs._num_batches = count
 
 
@@ -140,7 +139,6 @@ def give_data(
 
 
 def shuffles_arrays(epochs: EpochIterator) -> bool:
-    """Whether the data are arrays that Keras shuffles."""
     return bool(getattr(epochs.data_adapter, "_shuffle", False))
 
 
@@ -191,7 +189,6 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
 
 
 def build(model: keras.Model, element_spec: Any) -> None:
-    """Creates all variables of a compiled model and of its metrics."""
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=element_spec)
 

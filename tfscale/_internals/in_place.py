@@ -18,8 +18,6 @@ _CLASS = object.__dict__["__class__"]
 
 
 class Mixin:
-    """The base of all mixins of this module."""
-
     def __reduce_ex__(self, protocol):
         """See `object`: copies and pickles are plain objects."""
         kind, plain = type(self), self.__class__

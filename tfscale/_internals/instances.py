@@ -24,7 +24,6 @@ T = TypeVar("T")
 
 
 def attributes_of(instance: Any) -> dict[str, Any]:
-    """All attributes of an object, by name."""
     return dict(vars(instance))
 
 

@@ -52,8 +52,7 @@ ops.symbolic_arguments.SymbolicArguments
 models.sequential.Sequential._maybe_rebuild
     _functional: the functional model inside, whose layers are cut
 backend
-    get_keras_mask: the mask of a tensor, which a stage passes on
-    set_keras_mask: the mask of a tensor, which a stage passes on
+    get_keras_mask, set_keras_mask: of a tensor, which a stage passes on
 saving.keras_saveable.KerasSaveable
     _obj_type: a pipeline is saved as the model inside would be
 # --- variables
@@ -123,8 +122,7 @@ layers.normalization.batch_normalization.BatchNormalization
     _moments: the batch's mean and variance, of a rank's channels
     _update_renorm_statistics: moving averages, of the whole batch's
 layers.attention.multi_head_attention.MultiHeadAttention
-    _compute_attention: a subclass that overrides it has no rule
-    _masked_softmax: a subclass that overrides it has no rule
+    _compute_attention, _masked_softmax: if overridden, there is no rule
     _compute_attention_mask: looks at whole shapes
 layers.attention.multi_head_attention.MultiHeadAttention.build
     _query_dense, _key_dense, _value_dense: whose heads are sharded
@@ -132,8 +130,7 @@ layers.attention.multi_head_attention.MultiHeadAttention.build
 layers.attention.multi_head_attention.MultiHeadAttention.__init__
     _attention_axes: how many dims of scores are positions
 layers.attention.grouped_query_attention.GroupedQueryAttention
-    _compute_attention: a subclass that overrides it has no rule
-    _masked_softmax: a subclass that overrides it has no rule
+    _compute_attention, _masked_softmax: if overridden, there is no rule
     _compute_attention_mask: looks at whole shapes
 layers.attention.grouped_query_attention.GroupedQueryAttention.build
     _query_dense, _key_dense, _value_dense: whose heads are sharded

@@ -39,7 +39,6 @@ class AttentionNames:
 
     @property
     def projections(self) -> tuple[str, str, str, str]:
-        """The names of the four projections."""
         return self.query, self.key, self.value, self.output
 
 
@@ -104,10 +103,8 @@ def is_of_keras(found: Any) -> bool:
 
 def attention_class(layer: keras.Layer) -> type | None:
     """The class of `ATTENTIONS` that a layer is of, if it is of one."""
-    for kind in layer.__class__.__mro__:
-        if _path(kind) in ATTENTIONS:
-            return kind
-    return None
+    kinds = (x for x in layer.__class__.__mro__ if _path(x) in ATTENTIONS)
+    return next(kinds, None)
 
 
 def attention_names(layer: keras.Layer) -> AttentionNames:

@@ -10,19 +10,17 @@ TENSORFLOW = """
 python.distribute.mirrored_strategy
     MirroredExtended: one traced thread for each device
 python.distribute.mirrored_strategy.MirroredExtended
-    _batch_reduce_to: ranks count once
+    _batch_reduce_to, _reduce_to, _gather_to_implementation: ranks count once
     _call_for_each_replica: ranks are called as replicas are
     _create_variable: of a single device; others are made here
     _distribute_datasets_from_function: an ordinary iterator
     _experimental_distribute_dataset: an ordinary iterator
-    _gather_to_implementation: ranks count once
     _get_cross_device_ops: sums on each device that needs them
     _get_local_replica_id: the component of a thread
     _in_multi_worker_mode: a worker out of data goes on with no rows
     _initialize_single_worker: without a line for each strategy
     _get_replica_id_in_sync_group: ranks of a replica have its number
     _num_replicas_in_sync: the data axis only; Keras divides by it
-    _reduce_to: ranks count once
     _replica_ctx_all_reduce: sums that are made already
     _replica_ctx_update: a replica's part of a variable
     _update: weights by parts of slots

@@ -50,23 +50,21 @@ class Cluster:
                     "'[host]:port', the port below 65536. "
                     f"Received: {_short(address)}."
                 )
-        counts = collections.Counter(self.addresses)
-        twice = [address for address, count in counts.items() if count > 1]
+        times = collections.Counter(self.addresses)
+        twice = [address for address, count in times.items() if count > 1]
         if twice:
             raise ValueError(
                 "Each process of a cluster must have an address of its own. "
                 f"Received: {twice[0]!r} more than once."
             )
-        size = len(self.jobs.get(self.job, ()))
+        counts = {job: len(addresses) for job, addresses in self.jobs.items()}
+        size = counts.get(self.job, 0)
         if not (type(self.index) is int and 0 <= self.index < size):
             raise ValueError(
                 "The task of a process must be one of its cluster. Received: "
                 f"task {self.index!r} of job {self.job!r}, which has {size} "
-                f"tasks; the cluster is {self._shape()}."
+                f"tasks; the cluster is {counts}."
             )
-
-    def _shape(self):
-        return {job: len(addresses) for job, addresses in self.jobs.items()}
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -87,10 +85,9 @@ class Cluster:
 
     def to_tf_config(self) -> str:
         """The JSON that TensorFlow expects in the variable `TF_CONFIG`."""
-        jobs = {job: list(addresses) for job, addresses in self.jobs.items()}
         return json.dumps(
             {
-                "cluster": jobs,
+                "cluster": dict(self.jobs),
                 "task": {"type": self.job, "index": self.index},
                 "rpc_layer": "grpc",
             }

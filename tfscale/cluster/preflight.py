@@ -86,10 +86,9 @@ def preflight(
     others = [a for a in cluster.addresses if a != cluster.address]
     if not others:
         return ""
-    jobs = {job: list(addresses) for job, addresses in cluster.jobs.items()}
-    facts = {**facts, "addresses, in the same order": json.dumps(jobs)}
-    found = _Preflight(cluster, others, facts, about)
-    return found.run(timeout, patience, say)
+    jobs = json.dumps(dict(cluster.jobs))
+    facts = {**facts, "addresses, in the same order": jobs}
+    return _Preflight(cluster, others, facts, about).run(timeout, patience, say)
 
 
 def survivors(

@@ -89,16 +89,14 @@ def _default_devices(needed, shape):
     if joined() is not None or coordinated() is not None:
         return _of_each_process(found, kind, needed, shape)
     if len(found) < needed:
-        fix = (
-            "Make the mesh smaller."
-            if accelerators
-            else "Make the mesh smaller, or call "
-            f"`tfscale.use_virtual_devices({needed})` before anything else."
-        )
+        fix = "Make the mesh smaller"
+        if not accelerators:
+            call = f"`tfscale.use_virtual_devices({needed})`"
+            fix += f", or call {call} before anything else"
         raise ValueError(
             "A mesh needs as many devices as the product of its axes. "
             f"Received: a mesh of {' x '.join(map(str, shape))} = {needed}, "
-            f"but there are {len(found)} {kind}. {fix}"
+            f"but there are {len(found)} {kind}. {fix}."
         )
     return found[:needed]
 

@@ -22,7 +22,6 @@ def check(extended: Any, fn: Callable) -> None:
 
 
 def _check_has_pipeline(extended, fn):
-    """Raises if stages of a mesh would have no layer of a model."""
     # Without variables there is nothing to train.
     if extended.config.num_stages == 1 or not extended.variable_creator.paths:
         return
@@ -45,7 +44,6 @@ def _check_has_pipeline(extended, fn):
 
 
 def _check_divides_weights(extended):
-    """Raises if `zero_stage=3` divides nothing."""
     states, paths = extended.optimizer_states, extended.variable_creator.paths
     if extended.gathers_weights and paths and not states.max_gathered_bytes:
         raise ValueError(
@@ -59,7 +57,6 @@ def _check_divides_weights(extended):
 
 
 def _check_not_compiled(extended, fn):
-    """Raises if XLA would compile a function for several devices."""
     graph = tf.compat.v1.get_default_graph()
     count = len(extended.config.first_stage_devices)
     # Ranks of a replica share one function, replicas have one each.

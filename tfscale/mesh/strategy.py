@@ -237,7 +237,6 @@ def _check_offload(offload):
 
 
 def _check_divides_weights(mesh, grid):
-    """Raises if replicas cannot divide weights, or gain nothing by it."""
     num_stages, num_replicas = len(grid[0]), len(grid)
     if num_stages > 1:
         raise ValueError(

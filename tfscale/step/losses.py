@@ -85,17 +85,14 @@ def compiled_losses(
         return ()
     found = []
 
-    def recorder(entry):
-        def record(*args):
-            found.append(_compiled_loss(entry, compile_loss.dtype, *args))
-            return tf.zeros((), precision())
-
-        return record
+    def record(entry, *args):
+        found.append(_compiled_loss(entry, compile_loss.dtype, *args))
+        return tf.zeros((), precision())
 
     # Keras' own code finds out which target, prediction and sample weight go
     # with which loss.
     recording = [
-        entry._replace(loss=recorder(entry), loss_weights=None)
+        entry._replace(loss=functools.partial(record, entry), loss_weights=None)
         for entry in attributes.flat_losses(compile_loss)
     ]
     recording_loss = instances.view(
