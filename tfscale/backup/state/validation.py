@@ -3,14 +3,13 @@
 import logging
 from typing import Any
 
-from tfscale.adapters.epochs import Watcher
 from tfscale.adapters.epochs import watch
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.state.data_position import DataPosition
 
 
-class Validation(Watcher):
-    """Counts the batches of validation.
+class Validation:
+    """Counts the batches of validation; a `Watcher` too.
 
     Args:
         epochs: The new epoch iterator over the validation data.
@@ -73,6 +72,9 @@ class Validation(Watcher):
         self._done = 0
         self._position.begin_epoch(self._num_epochs)
         return 0
+
+    def skip(self, iterator: Any) -> None:
+        """See `Watcher`: there is nothing to skip."""
 
     def between_steps(self, step: int, iterator: Any) -> None:
         """See `Watcher`; Keras draws a batch before a validation begins."""
