@@ -1,4 +1,7 @@
-"""What worker 0 gives to the others keeps its bits, in any dtype."""
+"""What workers exchange has the values of its dtype."""
+
+import functools
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +32,49 @@ class BitsTest(tf.test.TestCase, parameterized.TestCase):
         bits = workers._as_integers(value)
         found = workers._from_integers(bits, tf.float32)
         self.assertEqual(found.numpy().tobytes(), value.numpy().tobytes())
+
+
+@functools.cache
+def alone():
+    """A group of one worker, whose collectives give back what they are given.
+
+    One for all tests: the numbers of its collectives are used once.
+    """
+    joined = types.SimpleNamespace(
+        cluster=types.SimpleNamespace(addresses=["here"]),
+        coordination=types.SimpleNamespace(index=0, num_checks=0),
+        failure_detector=types.SimpleNamespace(check_all_there=None),
+    )
+    return workers.Workers(joined)
+
+
+class DtypesTest(tf.test.TestCase, parameterized.TestCase):
+    # Complex numbers went as whole numbers: without fraction and i. Tensors of
+    # several ranks, gathered outside of a function, ended in a `TypeError`.
+    @parameterized.product(
+        dtype=DTYPES, shape=[(), (3,), (2, 3)], is_known=[True, False]
+    )
+    def test_numbers_keep_their_values(self, dtype, shape, is_known):
+        numbers = np.random.RandomState(0).randint(0, 100, shape)
+        value = tf.cast(numbers, dtype)
+        if dtype.is_complex:
+            value = tf.complex(*[tf.math.real(value) + 0.25] * 2)
+        group = alone()
+
+        def exchange(x):
+            pack = [tf.constant([2.0, 3.0]), x, x]
+            others, *sums = group.all_reduce(pack)
+            gathered = [group.all_gather(x, i) for i in range(len(shape))]
+            return others, [*sums, *gathered]
+
+        if not is_known:
+            spec = tf.TensorSpec([None] * len(shape), dtype)
+            exchange = tf.function(exchange, input_signature=[spec])
+        others, found = exchange(value)
+        self.assertAllEqual(others, [2.0, 3.0])
+        for result in found:
+            self.assertEqual(result.dtype, dtype)
+            self.assertAllEqual(result, value)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ branch of a loop. Here each device counts its collectives in a
 variable: all workers run the same program, so the counts agree.
 """
 
+import collections
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,10 @@ class Workers:
         self.check_all_there = found.failure_detector.check_all_there
         self.coordination = found.coordination
         self._participants: dict[str, _Participant] = {}
+        # By rank, which a function for tensors of several would not know.
+        self._gather_functions: Any = collections.defaultdict(
+            lambda: tf.function(self.all_gather, reduce_retracing=True)
+        )
         self._default = symbols.device_util.canonicalize("/device:CPU:0")
         found.failure_detector.num_collectives = self._num_collectives
 
@@ -59,16 +64,14 @@ class Workers:
         """
         packs: dict[tuple[str, tf.DType], list[int]] = {}
         for index, tensor in enumerate(tensors):
-            key = self._device_of(tensor), _dtype_of_sum(tensor.dtype)
+            key = self._device_of(tensor), _dtype_of_numbers(tensor.dtype)
             packs.setdefault(key, []).append(index)
         sums = list(tensors)
-        for (device, dtype), indices in packs.items():
+        for (device, _), indices in packs.items():
             pack = [tensors[i] for i in indices]
             with tf.device(device):
-                found = _unpacked(
-                    self._participant(device).all_reduce(_packed(pack, dtype)),
-                    pack,
-                )
+                total = self._participant(device).all_reduce(_packed(pack))
+                found = _unpacked(total, pack)
             for index, total in zip(indices, found):
                 sums[index] = total
         return sums
@@ -76,14 +79,10 @@ class Workers:
     def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
         """The workers' tensors one after the other; sizes may differ."""
         if tf.executing_eagerly():
-            return self._gather_function(tensor, axis)
+            return self._gather_functions[tensor.shape.rank](tensor, axis)
         device = self._device_of(tensor)
         with tf.device(device):
             return self._participant(device).all_gather(tensor, axis)
-
-    @functools.cached_property
-    def _gather_function(self):
-        return tf.function(self.all_gather, reduce_retracing=True)
 
     def from_first(self, value: tf.Tensor) -> tf.Tensor:
         """Worker 0's tensor, on all workers, which pass one of its shape."""
@@ -140,8 +139,7 @@ class _Participant:
         order = [axis, *(i for i in range(tensor.shape.rank) if i != axis)]
         back = [order.index(i) for i in range(tensor.shape.rank)]
         tensor = tf.transpose(tensor, order)
-        dtype = tensor.dtype
-        tensor = tf.cast(tensor, _dtype_of_sum(dtype))
+        dtype, tensor = tensor.dtype, _as_numbers(tensor)
         sizes = self._gather(tf.shape(tensor)[:1])
         largest = tf.reduce_max(sizes)
         more = largest - tf.shape(tensor)[0]
@@ -154,7 +152,7 @@ class _Participant:
             ],
             axis=0,
         )
-        return tf.transpose(tf.cast(found, dtype), back)
+        return tf.transpose(_from_numbers(found, dtype), back)
 
     def _gather(self, tensor):
         return tf.raw_ops.CollectiveGatherV2(input=tensor, **self._arguments())
@@ -187,28 +185,42 @@ def workers() -> Workers | None:
     return None if found is None else _workers(found)
 
 
-def _dtype_of_sum(dtype):
+def _dtype_of_numbers(dtype):
+    dtype = dtype.real_dtype
     if dtype in _SUMMED:
         return dtype
     return tf.float32 if dtype.is_floating else tf.int64
 
 
-def _packed(tensors, dtype):
-    flat = [tf.reshape(tf.cast(x, dtype), [-1]) for x in tensors]
+def _as_numbers(x):
+    """A tensor in a dtype of collectives; a complex number is two of them."""
+    dtype = _dtype_of_numbers(x.dtype)
+    return tf.bitcast(x, dtype) if x.dtype.is_complex else tf.cast(x, dtype)
+
+
+def _from_numbers(x, dtype):
+    return tf.bitcast(x, dtype) if dtype.is_complex else tf.cast(x, dtype)
+
+
+def _packed(tensors):
+    flat = [tf.reshape(_as_numbers(x), [-1]) for x in tensors]
     return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
 
 
 def _unpacked(flat, tensors):
-    sizes = [
-        tf.size(x) if x.shape.num_elements() is None else x.shape.num_elements()
-        for x in tensors
-    ]
+    sizes = []
+    for x in tensors:
+        size = x.shape.num_elements()
+        size = tf.size(x) if size is None else size
+        sizes.append(size * 2 if x.dtype.is_complex else size)
     vectors = [flat] if len(sizes) == 1 else tf.split(flat, sizes)
     unpacked = []
     for vector, x in zip(vectors, tensors):
         shape = x.shape if x.shape.is_fully_defined() else tf.shape(x)
-        vector = tf.cast(tf.reshape(vector, shape), x.dtype)
-        unpacked.append(tf.ensure_shape(vector, x.shape))
+        if x.dtype.is_complex:
+            vector = tf.reshape(vector, [-1, 2])
+        found = tf.reshape(_from_numbers(vector, x.dtype), shape)
+        unpacked.append(tf.ensure_shape(found, x.shape))
     return unpacked
 
 

@@ -79,5 +79,28 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
             mesh_strategy.run(model, args=(X,))
 
 
+class NamedInputTest(tf.test.TestCase):
+    def test_an_input_given_by_name_comes_sharded_too(self):
+        # A rank's trace gave such a layer its input twice, and failed: the
+        # output of the layer before was gathered for nothing.
+        layouts = {
+            "up/kernel": (None, "model"),
+            "down/kernel": ("model", None),
+        }
+        with strategy(layouts).scope():
+            x = inputs = keras.Input((12,))
+            x = LAYERS.Dense(24, name="up")(x)
+            model = keras.Model(
+                inputs, LAYERS.Dense(12, name="down")(training=True, inputs=x)
+            )
+        lines = []
+        tfscale.sharding_summary(model, print_fn=lines.append)
+        self.assertIn("output sharded", lines[0])
+        self.assertNotIn("Gathered", lines[0])
+        weights = dict(zip(("a", "b", "c", "d"), model.get_weights()))
+        expected = (X @ weights["a"] + weights["b"]) @ weights["c"]
+        self.assertAllClose(model.predict(X, verbose=0), expected)
+
+
 if __name__ == "__main__":
     tf.test.main()

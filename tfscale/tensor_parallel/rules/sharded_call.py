@@ -1,5 +1,7 @@
 """Runs a layer by its rule on ranks."""
 
+import inspect
+
 import tensorflow as tf
 
 from tfscale._internals import attributes
@@ -137,7 +139,10 @@ class ShardedCall:
         rule, count = self.rule, recorder.num_shards
         divides = rule.divides(args, kwargs)
         scatters = rule.scatters(args, kwargs)
-        inputs = args[0] if args else next(iter(kwargs.values()))
+        if not args:
+            name, *_ = inspect.signature(call).parameters
+            args = (kwargs.pop(name),)
+        inputs = args[0]
         start = model_trace.num_operations()
         # An output that does not stay sharded is whole.
         is_sharded = rule.stays_sharded and not rule.propagates
