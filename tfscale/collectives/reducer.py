@@ -59,8 +59,8 @@ class Reducer(tf.distribute.ReductionToOneDevice):
     ) -> list[Any]:
         """Sums or means over all replicas, on each device of a value.
 
-        Workers exchange all values in one collective of each device. A value
-        that is no `DistributedValues` is the same on every replica.
+        A value that is no `DistributedValues` is the same on every replica.
+        Workers exchange all values in one collective of each device.
 
         With `dims` these are sums. They have for each value the dim along which
         the replicas of a worker divide the sum; None or nothing, if each has
@@ -117,7 +117,6 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         return self.of_groups(scatter, value)
 
     def _copies(self, reduce_op, totals, value):
-        """The total of each rank on its devices, or that of each device."""
         copies = []
         for thread, tensor in enumerate(_tensors(value)):
             with tf.device(tensor.device):

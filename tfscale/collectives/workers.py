@@ -29,13 +29,10 @@ _SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class Workers:
-    """The worker processes.
+    """The worker processes; this one is the chief if its index is 0.
 
-    Attributes:
-        count: Number of workers.
-        index: The index of this worker; worker 0 is the chief.
-        coordination: Values that they exchange beside collectives.
-        check_all_there: Raises a `ConnectionError` if one of them is gone.
+    `coordination` exchanges values beside collectives; `check_all_there` raises
+    a `ConnectionError` if a worker is gone.
     """
 
     def __init__(self, found: Joined):
@@ -242,11 +239,7 @@ def _from_integers(bits, dtype):
 
 
 def check_one_process(strategy: Any, what: str, instead: str) -> None:
-    """Raises if a strategy is one over several workers.
-
-    Raises:
-        ValueError: If it is.
-    """
+    """Raises a `ValueError` if a strategy is one over several workers."""
     if getattr(strategy.extended, "workers", None) is not None:
         raise ValueError(
             f"{what} is for one process. Received: a MeshStrategy over "

@@ -11,8 +11,7 @@ _FORWARD_COLOR, _BACKWARD_COLOR = "#3b6fa5", "#c9702b"
 def save_png(stays: Sequence[Stay], path: str) -> None:
     """Draws a line for each weight, and a bar for each time it is gathered.
 
-    Time goes from left to right, a column for each use of a weight: those of
-    the forward, and in the opposite order those of the backward.
+    Columns are uses of weights: of the forward, then, backwards, the backward.
     """
     if not stays:
         raise ValueError(

@@ -22,11 +22,7 @@ from tfscale.tensor_parallel.sequence_parallel import sequence
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """A call of a layer with a rule.
-
-    `inputs` is the first argument; `divides` says whether the output can be
-    sharded, `scatters` is that of `Rule.scatters`.
-    """
+    """A call of a layer with a rule: its first argument, and answers of it."""
 
     rule: Any
     operations: range
@@ -40,10 +36,9 @@ class Recorder:
     """Records the calls of layers while a model is traced.
 
     `num_shards` is 1 for whole tensors, and the number of ranks for tensors of
-    the shapes that a rank has. `calls` are those of layers with rules,
-    outermost ones only; with `has_edges`, `spans` are calls of all layers, in
-    the order in which they begin, and `edges` where tensors enter and leave
-    them. `is_inside` is true during a call of a layer with a rule.
+    the shapes that a rank has. `calls` are the outermost ones of layers with
+    rules; with `has_edges`, `spans` are calls of all layers, in the order in
+    which they begin, and `edges` where tensors enter and leave them.
     """
 
     def __init__(self, num_shards: int = 1, has_edges: bool = False):

@@ -30,7 +30,7 @@ from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
 def generators(layer) -> list[keras.random.SeedGenerator]:
-    """All seed generators of a layer and of the layers in it."""
+    """The seed generators of a layer and of all layers in it."""
     return [
         generator
         for sublayer in attributes.flatten_layers(layer)

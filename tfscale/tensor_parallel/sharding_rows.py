@@ -18,7 +18,7 @@ from tfscale.variables.sharding import Sharding
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of the summary: one layer."""
+    """A layer in the summary."""
 
     path: str
     how: str
@@ -164,9 +164,7 @@ def _exchanged_by_plan(layer, names, plan):
     return tuple(found)
 
 
-def sequence_line(
-    plan: sequence.SequencePlan, num_ranks: int
-) -> tuple[str, str]:
+def sequence_line(plan: sequence.SequencePlan, num_ranks: int) -> tuple:
     """Title and text of the line below a table."""
     sizes = sorted(set(plan.scatters.values()))
     sizes_here = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)

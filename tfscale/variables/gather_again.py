@@ -30,12 +30,10 @@ from tfscale.variables import weight_gather
 
 
 class _Uses(NamedTuple):
-    """A use of a weight: all of the forward's, or one of the backward's.
+    """All uses of a weight in the forward, or one in the backward.
 
-    Attributes:
-        position: Of the gather, or of the operation, in the graph.
-        need: The first gather, and whether this is a use in the backward.
-        operations: `(operation, inputs)`; see `weight_gather.uses`.
+    `position` is that of the gather, or of the operation, in the graph;
+    `operations` are those of `weight_gather.uses`.
     """
 
     position: int
@@ -108,10 +106,7 @@ def _ends(use, graph):
 
 
 def _replace(uses, made):
-    """Replaces a gathered tensor in `uses`.
-
-    `made` has the new tensor and its views, by their operations.
-    """
+    """Replaces a tensor in `uses` by `made[()]`, or by a view of that."""
 
     def view(views):
         if views not in made:

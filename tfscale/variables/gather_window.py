@@ -24,13 +24,7 @@ from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """A weight is gathered by the forward, or used by the backward.
-
-    Attributes:
-        gather: Names the gather of the forward.
-        num_bytes: Size of the whole weight.
-        is_backward: Whether it is used, and gathered again if it has to be.
-    """
+    """A weight, named by its gather, is needed by the forward or backward."""
 
     gather: Hashable
     num_bytes: int
@@ -40,11 +34,10 @@ class Need(NamedTuple):
 def plan(needs: Sequence[Need], limit: int) -> list[list[int] | None]:
     """Which needs, in the order of a step, gather a weight, and wait for what.
 
-    For each need the indices of those whose uses must be over before the weight
-    is gathered; None where the weight is there and is not gathered. A gather
-    that waits for these uses, and for the gather before it, runs when no more
-    than `limit` bytes are alive, its own included. There is no cycle: it waits
-    for earlier needs only.
+    For each need the indices of those, all earlier, whose uses must be over
+    before the weight is gathered; None where the weight is there and is not
+    gathered. A gather that waits for these uses, and for the gather before it,
+    runs when no more than `limit` bytes are alive, its own included.
 
     Example: the drawing above.
 
@@ -64,12 +57,9 @@ def plan(needs: Sequence[Need], limit: int) -> list[list[int] | None]:
 
 
 class Stay(NamedTuple):
-    """A weight is in the window: from one need to another, of a step.
+    """A weight is in the window, from the need that gathers it.
 
-    Attributes:
-        gather: Names the weight.
-        start: The need that gathers it.
-        stop: The first need for which it leaves, or the end of the step.
+    It leaves for the need `stop`, or at the end of the step.
     """
 
     gather: Hashable
@@ -87,21 +77,14 @@ def stays(num_bytes: Mapping[Hashable, int], limit: int) -> list[Stay]:
     >>> stays(dict.fromkeys("abcd", 1), limit=2)[3:5]
     [Stay(gather='d', start=3, stop=6), Stay(gather='b', start=6, stop=8)]
     """
-    forward = [Need(name, size, False) for name, size in num_bytes.items()]
-    needs = forward + [
-        need._replace(is_backward=True) for need in forward[::-1]
-    ]
-    waits, found = plan(needs, limit), []
-    for start, need in enumerate(needs):
-        if waits[start] is not None:
-            leaves = (
-                index
-                for index in range(start + 1, len(needs))
-                for user in waits[index] or ()
-                if user >= start and needs[user].gather == need.gather
-            )
-            found.append(Stay(need.gather, start, next(leaves, len(needs))))
-    return found
+    order = [*num_bytes, *reversed(num_bytes)]
+    window, starts, found = Window(limit), {}, []
+    for index, name in enumerate(order):
+        for left in window.add(name, num_bytes[name]):
+            found.append(Stay(left, starts.pop(left), index))
+        starts.setdefault(name, index)
+    found += [Stay(name, start, len(order)) for name, start in starts.items()]
+    return sorted(found, key=lambda stay: stay.start)
 
 
 class Window:

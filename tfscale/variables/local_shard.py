@@ -81,7 +81,7 @@ class LocalShard:
             self.assign_whole(whole)
 
     def assign_whole(self, value):
-        """Changes the component, all of it."""
+        """Changes the whole component."""
         with tf.device(self.device):
             self._component.assign(value, read_value=False)
 

@@ -115,7 +115,6 @@ class ShardedVariable(MeshVariable):
         return value if dtype is None else tf.cast(value, dtype)
 
     def _is_in_replica(self):
-        """Whether a replica of its strategy calls."""
         return (
             tf.distribute.get_strategy() is self.distribute_strategy
             and not tf.distribute.in_cross_replica_context()

@@ -21,11 +21,6 @@ from tfscale.variables.sharding import Sharding
 
 
 class _Common:
-    """The members that all kinds share.
-
-    Scalars can be numbers of Python.
-    """
-
     _primary: tf.Variable
 
     def __float__(self):
@@ -175,10 +170,8 @@ def _registered(shape, dtype):
 
 
 def _dense(op, dy):
-    """The last operation of a tape, named like those of TensorFlow.
-
-    See step/checks/changed_gradients.py.
-    """
     del op
+    # It may be the last operation of a tape, and is named like TensorFlow's:
+    # see step/checks/changed_gradients.py.
     with tf.name_scope("gradient_tape/"):
         return tf.identity(tf.convert_to_tensor(dy))

@@ -79,6 +79,7 @@ class VariableCreator:
         caller, states = callers[-1], self._optimizer_states
         is_state = isinstance(caller, keras.optimizers.Optimizer)
         is_of_layer = isinstance(caller, keras.layers.Layer)
+        is_weight = is_of_layer and kwargs.get("trainable")
         if states.are_on_host and is_state:
             devices = [host_of(device) for device in devices]
         if is_of_layer:
@@ -91,20 +92,19 @@ class VariableCreator:
             workers is not None
             or self._layouts.size > 1
             or (states.are_sharded and is_state)
-            or (
-                states.are_weights_sharded
-                and is_of_layer
-                and kwargs.get("trainable")
-            )
+            or (states.are_weights_sharded and is_weight)
         ):
             with tf.init_scope(), tf.device(host_of(devices[0])):
-                initial = _as_tensor(**kwargs)
+                initial = kwargs["initial_value"]
+                if callable(initial):
+                    initial = initial()
+                initial = tf.convert_to_tensor(initial, kwargs.get("dtype"))
                 if workers is not None:
                     fact = f"{path} {initial.shape} {initial.dtype.name}"
                     workers.coordination.check_same("variables", fact)
                     initial = workers.from_first(initial)
                 sharding = self._sharding(
-                    callers, path, initial, colocate_with, kwargs
+                    callers, path, initial, colocate_with, is_weight, kwargs
                 )
                 if sharding.is_sharded:
                     values = shards(initial, sharding)
@@ -170,8 +170,7 @@ class VariableCreator:
             return devices
         return [host_of(device) for device in devices]
 
-    def _sharding(self, callers, path, initial, colocate_with, kwargs):
-        like = colocate_with
+    def _sharding(self, callers, path, initial, like, is_weight, kwargs):
         if like is None:
             like = self._made_like
         model_dim = data_dim = None
@@ -193,8 +192,7 @@ class VariableCreator:
         if (
             self._optimizer_states.are_weights_sharded
             and like is None
-            and isinstance(callers[-1], keras.layers.Layer)
-            and kwargs.get("trainable")
+            and is_weight
             and initial.dtype.is_floating
         ):
             data_dim = self._layouts.data_dim(path, tuple(initial.shape))
@@ -202,7 +200,6 @@ class VariableCreator:
         return sharding
 
     def _layout_dim(self, callers, path, initial, kwargs):
-        """The dim along which model ranks divide a new variable of a layer."""
         is_of_layer = isinstance(callers[-1], keras.layers.Layer)
         on_read = tf.VariableSynchronization.ON_READ
         if not is_of_layer or kwargs.get("synchronization") == on_read:
@@ -257,10 +254,9 @@ def _layers_around(variable, layer, seen):
 
 
 def _declared_dim(callers, name):
-    """The dim that a layer declares for a variable of its own or of a sublayer.
+    """The dim by the `model_parallel_dims` of a layer around a variable.
 
-    `model_parallel_dims` of a layer has the sharded dim of each variable by
-    its path below the layer.
+    They have its path below that layer.
     """
     for depth, caller in enumerate(callers):
         dims = getattr(caller, "model_parallel_dims", None)
@@ -278,9 +274,3 @@ def _prepare_layers(callers, extended, is_found):
         sharded_call.attach(layer, apply_decision)
         layer.sharded_call.is_found &= is_found
         extended.rank_calls.sharded_calls.add(layer.sharded_call)
-
-
-def _as_tensor(initial_value, dtype=None, **_):
-    if callable(initial_value):
-        initial_value = initial_value()
-    return tf.convert_to_tensor(initial_value, dtype)

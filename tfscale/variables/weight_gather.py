@@ -30,17 +30,11 @@ _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 @dataclasses.dataclass(eq=False)
 class Gather:
-    """A weight that one replica's step has gathered.
+    """A weight that one replica's step has gathered from shards along `dim`.
 
-    Tensors are named, because they would keep their graph alive.
-
-    Attributes:
-        shard: Name of this replica's shard.
-        dim: The dim along which replicas divide it.
-        gate: Name of the operation that sends the shard.
-        whole: Name of the gathered tensor.
-        num_bytes: Size of the gathered tensor.
-        gradient: Name of the reduce-scattered gradient, once there is one.
+    Tensors are named, because they would keep their graph alive. `gate` is the
+    operation that sends the shard, `num_bytes` the size of the whole, and
+    `gradient` the one that was reduced and scattered, once there is one.
     """
 
     shard: str
@@ -159,11 +153,6 @@ def _is_view(op, tensor):
     )
 
 
-def _scatter(gradient, dim):
-    (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
-    return summed
-
-
 def _with_gradient(whole, shard, dim, note=lambda gradient: None):
     """A gathered weight, whose gradient is reduced and scattered.
 
@@ -171,10 +160,13 @@ def _with_gradient(whole, shard, dim, note=lambda gradient: None):
     for each weight.
     """
 
+    def scatter(gradient):
+        (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
+        return summed
+
     @tf.custom_gradient
     def scatter_once(gradient):
-        summed = tf.stop_gradient(_scatter(gradient, dim))
-        return summed, _refuse_second_derivative
+        return tf.stop_gradient(scatter(gradient)), _refuse_second_derivative
 
     def backward(gradient):
         if vectorized_map.is_of_iteration(gradient):
@@ -194,7 +186,7 @@ def _with_gradient(whole, shard, dim, note=lambda gradient: None):
                 # Another tape is around this one.
                 summed = scatter_once(gradient)
             else:
-                summed = _scatter(gradient, dim)
+                summed = scatter(gradient)
         note(summed)
         return summed
 

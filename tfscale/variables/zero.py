@@ -47,8 +47,8 @@ MIN_ELEMENTS = 4096
 class OptimizerStateSharding:
     """The replicas' shards of each variable and of its slots.
 
-    `stage` is the `zero_stage` of the `MeshStrategy`; `are_on_host` says
-    whether slots are on the host of their variable's device.
+    `stage` is the `zero_stage` of the `MeshStrategy`; slots may be on the host
+    of their variable's device.
     """
 
     def __init__(
@@ -110,13 +110,9 @@ class OptimizerStateSharding:
         )
         sharding = sharding_of(variable)
         is_small = math.prod(sharding.shape) < MIN_ELEMENTS
-        if (
-            not self.are_sharded
-            or is_overwritten
-            or (self.are_weights_sharded and is_small)
-        ):
+        if is_overwritten or (self.are_weights_sharded and is_small):
             return sharding
-        return sharding.over_data()
+        return sharding.over_data() if self.are_sharded else sharding
 
     def dim_of(self, variable) -> int | None:
         """The dim of a shard that the replicas divide, or None."""
@@ -171,7 +167,7 @@ class OptimizerStateSharding:
             shard.write()
 
     def _local_shards(self, variables):
-        """Those of the variables that are whole, and whose slots are not."""
+        """Of the variables that are whole, and whose slots are not."""
         return [
             self.local_shard(variable)
             for variable in variables

@@ -98,9 +98,7 @@ class CollectivePlan:
     def validate(self) -> None:
         """Raises the `ValueError` of the class if the plan is wrong."""
         self._check_sizes()
-        contents = Contents(
-            self.operation, self.num_devices, self.num_chunks, self.root
-        )
+        contents = Contents(self)
         for number, sends in enumerate(self.rounds):
             self._check_round(number, sends, contents)
             contents.play(sends)
@@ -169,10 +167,7 @@ class CollectivePlan:
             )
 
     def _check_arrival(self, number, send, arriving, there, added) -> None:
-        """Checks a send to a device that has the chunk.
-
-        `added` has the devices whose values the round has added so far.
-        """
+        # `added` has the devices whose values the round has added so far.
         if send.adds:
             so_far = added.setdefault((send.target, send.chunk), set())
             for found, where in (

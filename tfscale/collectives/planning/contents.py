@@ -27,10 +27,7 @@ SHARDED = ("reduce_scatter", "all_gather")
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a device has of a chunk: whose values are added up in it.
-
-    `number` is the same for contents that were added up in the same way.
-    """
+    """The devices whose values are added up in a chunk, and by which sum."""
 
     devices: frozenset[int]
     number: int
@@ -39,17 +36,14 @@ class Content:
 class Contents:
     """Of all devices, after some of the rounds of a plan."""
 
-    def __init__(self, operation, num_devices, num_chunks, root):
-        self._operation = operation
-        self._num_devices = num_devices
-        self._num_chunks = num_chunks
-        self._root = root
+    def __init__(self, plan):
+        self._plan = plan
         self._numbers = {}
         self._of = {
             (device, chunk): self._content(frozenset([device]), device)
-            for device in range(num_devices)
-            for chunk in range(num_chunks)
-            if operation in SUMS or device == chunk
+            for device in range(plan.num_devices)
+            for chunk in range(plan.num_chunks)
+            if plan.operation in SUMS or device == chunk
         }
 
     def get(self, device: int, chunk: int) -> Content | None:
@@ -77,16 +71,16 @@ class Contents:
 
     def wanted(self) -> dict[tuple[int, int], frozenset[int]]:
         """By device and chunk, whose values have to be in it at the end."""
-        devices, chunks = range(self._num_devices), range(self._num_chunks)
+        plan, devices = self._plan, range(self._plan.num_devices)
         everybody = frozenset(devices)
-        if self._operation == "reduce_scatter":
+        if plan.operation == "reduce_scatter":
             return {(device, device): everybody for device in devices}
-        ends = [self._root] if self._operation == "reduce" else devices
-        adds = self._operation in SUMS
+        ends = [plan.root] if plan.operation == "reduce" else devices
+        adds = plan.operation in SUMS
         return {
             (end, chunk): everybody if adds else frozenset([chunk])
             for end in ends
-            for chunk in chunks
+            for chunk in range(plan.num_chunks)
         }
 
     def _sum(self, one, other):

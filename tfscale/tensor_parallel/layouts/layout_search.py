@@ -37,7 +37,7 @@ class LayoutPlan:
         self._axes: dict[int, tuple[str | None, ...]] = {}
 
     def is_free(self, projection: Projection) -> bool:
-        """Whether the layout of a projection is still open."""
+        """Whether a projection has no layout yet."""
         return id(projection.kernel) not in self._axes
 
     def divides(self, length: int, what: str) -> bool:
@@ -93,7 +93,9 @@ _NOT_A_VOCABULARY = re.compile("position|segment|token_type", re.IGNORECASE)
 def plan_layouts(model: keras.Model, plan: LayoutPlan) -> None:
     """Decides on all layers of a model, from the outside to the inside."""
     _visit(model, plan, set())
-    _shard_head(plan)
+    head = plan.last_matrix
+    if head and plan.is_free(head) and head.sizes[1] in plan.embedding_rows:
+        plan.shard_columns(head)
 
 
 def _visit(layer, plan, seen):
@@ -109,7 +111,10 @@ def _visit(layer, plan, seen):
         _shard_experts(layer, plan)
         _shard_siblings(projections, plan)
     else:
-        _shard_chains(graph, plan)
+        # The pairs with most weights first.
+        pairs = sorted(dense_pairs(graph), key=_num_weights, reverse=True)
+        for ups, down in pairs:
+            _shard_pair(ups, down, plan)
     matrices = {id(p.layer): p for p in projections if p.is_matrix}
     for sublayer in sublayers:
         if isinstance(sublayer, keras.layers.Embedding):
@@ -208,13 +213,6 @@ def _shard_siblings(projections, plan):
             run.append(p)
 
 
-def _shard_chains(graph, plan):
-    """MLPs of a functional model, by its graph."""
-    pairs = dense_pairs(graph)
-    for ups, down in sorted(pairs, key=_num_weights, reverse=True):
-        _shard_pair(ups, down, plan)
-
-
 def _num_weights(pair):
     ups, down = pair
     return sum(math.prod(p.kernel.shape) for p in [*ups, down])
@@ -239,12 +237,6 @@ def _shard_embedding(layer, plan):
         plan.embedding_rows.add(layer.input_dim)
         plan.shard(weights.get("embeddings"), 0)
         plan.shard(weights.get("reverse_embeddings"), 1)
-
-
-def _shard_head(plan):
-    p = plan.last_matrix
-    if p and plan.is_free(p) and p.sizes[1] in plan.embedding_rows:
-        plan.shard_columns(p)
 
 
 def _name(projection):

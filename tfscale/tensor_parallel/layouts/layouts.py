@@ -29,7 +29,6 @@ def _check_map(layout_map: Any) -> None:
 def _axes_of(
     pattern: str, layout: Any, sizes: Mapping[str, int]
 ) -> tuple[str | None, ...]:
-    """The axes of a layout, after checks of the pattern and of each axis."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -122,10 +121,9 @@ class Layouts:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Paths of variables whose layout names the data axis.
+        """Paths of variables that are whole where a layout names `"data"`.
 
-        They are whole on each replica, where `keras.distribution` on JAX would
-        shard them over the replicas.
+        `keras.distribution` on JAX would shard them over the replicas.
         """
         return tuple(self._ignored)
 
@@ -136,10 +134,9 @@ class Layouts:
     def split_dim(
         self, path: str, shape: tuple[int, ...], declared: int | None = None
     ) -> int | None:
-        """The dim of a variable that is sharded, or None if it is replicated.
+        """The dim of a variable that is sharded, or None.
 
-        `declared` is the dim that its layer divides by itself
-        (`tfscale.layers`).
+        `declared` is the one that a layer of `tfscale.layers` divides.
         """
         pattern = self._pattern_for(path)
         if pattern is None:
@@ -193,10 +190,7 @@ class Layouts:
         return [p for p in self._axes if p not in self._matched]
 
     def check_all_matched(self, variables: Iterable) -> None:
-        """Raises if a pattern matches none of these variables or paths.
-
-        Also if there is no layout map and no layer has sharded a variable.
-        """
+        """Raises if a pattern has no match, or nothing is sharded at all."""
         if not self._may_be_idle:
             raise ValueError(
                 "Something must be sharded over a 'model' axis. Received: an "

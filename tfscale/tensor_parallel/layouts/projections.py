@@ -10,7 +10,6 @@ import keras
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.tensor_parallel import elementwise
-from tfscale.tensor_parallel.elementwise import treats_elements_apart
 from tfscale.tensor_parallel.rules.dense_rules import subscripts
 
 
@@ -120,7 +119,7 @@ def dense_pairs(graph) -> Iterator[tuple[list[Projection], Projection]]:
             matrix = matrices.get(id(node))
             if matrix is not None:
                 before = [matrix] if matrix.is_elementwise else None
-            elif treats_elements_apart(node.operation):
+            elif elementwise.treats_elements_apart(node.operation):
                 before = sources(node.input_tensors, path)
             else:
                 before = None

@@ -143,7 +143,6 @@ _NO_GRADIENT = ("OnesLike", "StopGradient", "ZerosLike")
 
 
 def _needs_gradient(operations, parameters):
-    """Names of the tensors whose gradient is needed."""
     reached = set(parameters)
     for op in operations:
         if op.type not in _NO_GRADIENT and any(

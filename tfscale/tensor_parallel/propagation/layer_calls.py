@@ -39,16 +39,10 @@ class Sink:
 class LayerCall:
     """One call of a layer that runs sharded by a rule.
 
-    Attributes:
-        key: Name of the call in the result.
-        operations: Indices of its operations in the graph. The analysis looks
-            only at the tensors that are declared here.
-        sources: Outputs that could stay sharded.
-        sinks: Inputs that can be taken sharded, all of them together.
-        inputs: Inputs that are taken whole.
-        outputs: Outputs that are always whole.
-        shares_input: Whether each rank uses a whole input for itself, so that
-            its gradient may be summed where it was gathered.
+    Of its operations, given by their indices, the analysis sees the tensors
+    that are declared here: `inputs` and `outputs` are always whole, the sinks
+    are sharded all together or not at all. With `shares_input` each rank uses a
+    whole input for itself: its gradient may be summed where it was gathered.
     """
 
     key: Hashable

@@ -143,14 +143,6 @@ def _reduction(op):
     return Labels(found.inputs, (made,))
 
 
-def _last_dim_mixed(op):
-    return labels.mixing(op, -1)
-
-
-def _last_two_dims_mixed(op):
-    return labels.mixing(op, -2, -1)
-
-
 def _axis_mixed(op):
     # Cumsum and its like: the axis is the second input.
     return labels.mixing(op, *labels.constant(op.inputs[1]).reshape([-1]))
@@ -167,21 +159,19 @@ def _pool(op):
     return labels.mixing(op, *mixed)
 
 
-def _resize(op):
-    return labels.mixing(op, 1, 2)
-
-
 # The types of operations of each rule.
 _TYPES = {
     _axis_mixed: "Cumprod Cumsum CumulativeLogsumexp ReverseV2",
     _bias_add: "BiasAdd",
     _einsum: "Einsum",
-    _last_dim_mixed: "LogSoftmax Softmax TopKV2",
-    _last_two_dims_mixed: "MatrixBandPart",
     _matmul: "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul",
     _pool: "AvgPool AvgPool3D MaxPool MaxPool3D",
     _reduction: "All Any ArgMax ArgMin Max Mean Min Prod Sum",
-    _resize: "ResizeBicubic ResizeBilinear ResizeNearestNeighbor",
+    lambda op: labels.mixing(op, -1): "LogSoftmax Softmax TopKV2",
+    lambda op: labels.mixing(op, -2, -1): "MatrixBandPart",
+    lambda op: labels.mixing(op, 1, 2): (
+        "ResizeBicubic ResizeBilinear ResizeNearestNeighbor"
+    ),
 }
 _RULES = moving_rules.RULES | {
     name: rule for rule, names in _TYPES.items() for name in names.split()

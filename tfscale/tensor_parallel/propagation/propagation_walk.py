@@ -44,20 +44,17 @@ from tfscale.tensor_parallel.propagation.placements import Sizes
 
 
 class Walk:
-    """One pass over the graph; `choices` at edges are not changed by it.
-
-    Attributes:
-        states: For each tensor that differs between ranks, by name, how it does
-            and the nearest edges before it.
-        changes: Choices that the pass requests, by edge.
-        sharded_sinks: Keys of the calls whose sinks arrive sharded.
-        converted: The dim along which a tensor is converted, by `Edge`.
-    """
+    """One pass over the graph; `choices` at edges are not changed by it."""
 
     def __init__(self, facts: GraphFacts, choices: Mapping) -> None:
+        # By name of a tensor that differs between ranks: how it does, and the
+        # nearest edges before it.
         self.states: dict[str, tuple] = {}
+        # The choices that the pass requests, by edge.
         self.changes: dict[Hashable, Any] = {}
+        # Keys of the calls whose sinks arrive sharded.
         self.sharded_sinks: set[Hashable] = set()
+        # The dim along which a tensor is converted.
         self.converted: dict[Edge, int] = {}
         self._facts = facts
         self._choices = choices
@@ -169,7 +166,6 @@ class Walk:
                 self.states[tensor.name] = state, edges
 
     def _repeated(self, op, found):
-        """The states of outputs that all ranks compute alike."""
         needed = self._facts.needs_gradient
         for tensor, state in zip(op.inputs, found):
             if state is None and tensor.name in needed:

@@ -87,8 +87,6 @@ def _is_whole(dense):
 
 
 class _Attention(rules.Rule):
-    """Every rank has its share of all heads."""
-
     shares_input = True
 
     def __init__(self, layer, columns):
@@ -242,6 +240,6 @@ def _call_on_shards(layer, x):
 
 
 def _call(layer, changed, args, kwargs):
-    """Calls a copy of a layer with some other attributes: ranks share it."""
+    # A copy, because ranks share the layer.
     copy = instances.altered(layer, **changed)
     return layer.__class__.call(copy, *args, **kwargs)

@@ -43,12 +43,9 @@ def make_rule(layer) -> rules.Rule | None:
 
 def _can_add_up(layer):
     """Whether inputs are quantized by their largest value, found over ranks."""
-    if layer.quantization_mode is None:
+    if layer.quantization_mode is None or layer.inputs_quantizer is None:
         return True
-    return type(layer.inputs_quantizer) in (
-        type(None),
-        keras.quantizers.AbsMaxQuantizer,
-    )
+    return type(layer.inputs_quantizer) is keras.quantizers.AbsMaxQuantizer
 
 
 def subscripts(layer) -> tuple[str, str, str]:

@@ -29,24 +29,17 @@ from tfscale.variables.of_variable import sharding_of
 
 
 class Rule(abc.ABC):
-    """How one layer runs on shards.
+    """How one layer runs on shards; `stays_sharded` is of its output."""
 
-    Attributes:
-        layer: The Keras layer.
-        source_dim: The dim of its output that can stay sharded, counted from
-            the right (negative), or None if the output is whole.
-        sink_dim: The dim of the input that can come sharded.
-        stays_sharded: Whether the output stays sharded.
-        is_inner: Whether the rule of an outer layer decides `stays_sharded`.
-    """
-
+    # The dims of the output and the input that can be sharded, counted from the
+    # right (negative); None if they are whole.
     source_dim: int | None = None
     sink_dim: int | None = None
     # Whether the output is sharded only if the input is.
     propagates = False
     # Whether its inputs may come as `sequence.copy_to_region` has them.
     shares_input = False
-
+    # Whether the rule of an outer layer decides `stays_sharded`.
     is_inner = False
 
     def __init__(self, layer):

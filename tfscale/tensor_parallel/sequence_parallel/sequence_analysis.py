@@ -161,8 +161,7 @@ class _Search:
     def _make_plan(self, walk, keys, drawing):
         """The plan of a pass without changes, if it holds for all calls.
 
-        `keys` are of the calls whose sums are sharded, `drawing` names of the
-        generators that draw for shards.
+        `keys` are of the calls whose sums are sharded.
         """
         choices, recorded = self._choices, self._whole.calls
         edges = self._facts.edges.values()
