@@ -106,11 +106,12 @@ def partition(
             f"at most {len(allowed) + 1} stages."
         )
     cost_before = [0, *itertools.accumulate(costs)]
+    devices = tuple(stage_devices or range(num_stages))
 
     def cost(stage, start, stop):
         return cost_before[stop] - cost_before[start]
 
-    fits = None
+    measure = cost
     if memory_limit is not None:
         stage_bytes = _stage_bytes(
             memory, num_layers, num_stages, in_flight, recompute
@@ -126,36 +127,30 @@ def partition(
                 "recompute=True, or raise the limit."
             )
 
-        def fits(*stage):
-            return stage_bytes(*stage) <= memory_limit
-
-    def evenness(stage, start, stop):
-        boundary_bytes = cut_bytes[start] if cut_bytes and start else 0
-        return cost(stage, start, stop) ** 2, boundary_bytes
+        def measure(*stage):
+            return cost(*stage) if stage_bytes(*stage) <= memory_limit else None
 
     def add(a, b):
         return tuple(map(operator.add, a, b))
 
-    devices = tuple(stage_devices or range(num_stages))
-
     def best(allowed):
         """The best cuts of these, or None."""
         bounds = [0, *allowed, num_layers]
-        found = _search(bounds, num_stages, cost, max, fits)
+        found = _search(bounds, num_stages, measure, max)
         if found is None:
             return None
         largest, _ = found
 
-        def is_optimal(stage, start, stop):
-            return cost(stage, start, stop) <= largest and (
-                fits is None or fits(stage, start, stop)
-            )
+        def evenness(stage, start, stop):
+            measured = measure(stage, start, stop)
+            if measured is None or measured > largest:
+                return None
+            boundary_bytes = cut_bytes[start] if cut_bytes and start else 0
+            return measured**2, boundary_bytes
 
-        _, cuts = _search(
-            bounds, num_stages, evenness, add, is_optimal, nothing=(0, 0)
-        )
+        _, cuts = _search(bounds, num_stages, evenness, add)
         if len(set(devices)) < num_stages:
-            cuts = _balanced_devices(cuts, bounds, devices, cost, fits)
+            cuts = _balanced_devices(cuts, bounds, devices, measure)
         return cuts
 
     return _with_tied(best, allowed, tied, devices, num_layers, cost)
@@ -197,16 +192,16 @@ def _loads(cuts, num_layers, devices, cost):
     return sorted(loads.values(), reverse=True)
 
 
-def _balanced_devices(cuts, bounds, devices, cost, fits):
+def _balanced_devices(cuts, bounds, devices, measure):
     """Moves cuts to the next bound while the largest device's load falls."""
 
     def loads(cuts):
-        for stage, (start, stop) in enumerate(
-            itertools.pairwise([0, *cuts, bounds[-1]])
+        stages = enumerate(itertools.pairwise([0, *cuts, bounds[-1]]))
+        if any(
+            a == b or measure(stage, a, b) is None for stage, (a, b) in stages
         ):
-            if start == stop or (fits and not fits(stage, start, stop)):
-                return [math.inf]
-        return _loads(cuts, bounds[-1], devices, cost)
+            return [math.inf]
+        return _loads(cuts, bounds[-1], devices, measure)
 
     best = loads(cuts)
     while True:
@@ -278,27 +273,28 @@ def _stage_bytes(memory, num_layers, num_stages, in_flight, recompute):
     return stage_bytes
 
 
-def _search(bounds, num_stages, measure, combine, allowed=None, nothing=0):
+def _search(bounds, num_stages, measure, combine):
     """Least combined measure over all stages, and the earliest cuts with it.
 
-    `best[i]` is the least measure of the stages from `stage` on, when
-    `stage` starts at `bounds[i]`: found for the last stage first.
+    `measure` of a stage is None where the stage must not be. `best[i]` is the
+    least measure of the stages from `stage` on, when `stage` starts at
+    `bounds[i]`: found for the last stage first.
     """
     end = len(bounds) - 1
-    best = {end: (nothing, None)}
+    best = {end: (None, None)}
     tables = []
     for stage in reversed(range(num_stages)):
         rest, best = best, {}
         starts = [0] if stage == 0 else range(stage, end)
         for i in starts:
             for j in rest:
-                if j <= i or (
-                    allowed and not allowed(stage, bounds[i], bounds[j])
-                ):
+                if j <= i:
                     continue
-                value = combine(
-                    measure(stage, bounds[i], bounds[j]), rest[j][0]
-                )
+                value = measure(stage, bounds[i], bounds[j])
+                if value is None:
+                    continue
+                if j < end:
+                    value = combine(value, rest[j][0])
                 if i not in best or (value, j) < best[i]:
                     best[i] = (value, j)
         tables.append(best)

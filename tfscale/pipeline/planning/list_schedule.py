@@ -33,7 +33,9 @@ def list_schedule(
     >>> [str(action) for action in schedule.actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'W0.0', 'B0.1', 'W0.1']
     """
-    num_stages, num_devices = len(stage_devices), 1 + max(stage_devices)
+    num_stages = len(stage_devices)
+    check_sizes(num_stages, num_microbatches)
+    num_devices = 1 + max(stage_devices)
     forward = forward or [1] * num_stages
     backward = backward or [2] * num_stages
     weight = weight or [1] * num_stages
@@ -90,7 +92,6 @@ def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in zb_h2(1, 2).actions[0]]
     ['F0.0', 'B0.0', 'W0.0', 'F0.1', 'B0.1', 'W0.1']
     """
-    check_sizes(num_devices, num_microbatches)
     return list_schedule(
         range(num_devices), num_microbatches, 2 * num_devices - 1, name="zb_h2"
     )

@@ -46,7 +46,18 @@ def zb1p(
     >>> [str(action) for action in zb1p(2, 2, 1).actions[1]]
     ['F1.0', 'B1.0', 'F1.1', 'B1.1', 'W1.0', 'W1.1']
     """
-    rows = _zero_bubble(num_devices, num_microbatches, stages_per_device)
+    rows = []
+    for device, actions in enumerate(
+        looped_1f1b(num_devices, num_microbatches, stages_per_device, hop=1)
+    ):
+        row, late = [], []
+        for action in actions:
+            row.append(action)
+            if action.kind == "B":
+                late.append(action._replace(kind="W"))
+                if len(late) > device:
+                    row.append(late.pop(0))
+        rows.append(row + late)
     return Schedule(rows, name="zb1p")
 
 
@@ -63,7 +74,7 @@ def zb_h1(num_devices: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in zb_h1(2, 2).actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'W0.0', 'B0.1', 'W0.1']
     """
-    rows = _zero_bubble(num_devices, num_microbatches, 1)
+    rows = zb1p(num_devices, num_microbatches, 1).actions
     return Schedule(rows, name="zb_h1")
 
 
@@ -95,23 +106,6 @@ def looped_bfs(
             ]
         )
     return Schedule(rows, name="looped_bfs")
-
-
-def _zero_bubble(num_devices, num_microbatches, stages_per_device):
-    """Looped 1F1B in which device `d` is `d` weight gradients late."""
-    rows = []
-    for device, actions in enumerate(
-        looped_1f1b(num_devices, num_microbatches, stages_per_device, hop=1)
-    ):
-        row, late = [], []
-        for action in actions:
-            row.append(action)
-            if action.kind == "B":
-                late.append(action._replace(kind="W"))
-                if len(late) > device:
-                    row.append(late.pop(0))
-        rows.append(row + late)
-    return rows
 
 
 def looped_1f1b(
@@ -147,14 +141,16 @@ def looped_1f1b(
 
 
 def _group_size(num_devices, num_microbatches):
-    groups = max(1, num_microbatches // num_devices)
+    def num_groups(count):
+        return max(1, count // num_devices)
+
+    groups = num_groups(num_microbatches)
     if num_microbatches % groups:
-        more = num_microbatches + 1
-        while more % (more // num_devices):
-            more += 1
-        less = num_microbatches - 1
-        while less % max(1, less // num_devices):
+        less, more = num_microbatches - 1, num_microbatches + 1
+        while less % num_groups(less):
             less -= 1
+        while more % num_groups(more):
+            more += 1
         raise ValueError(
             "An interleaved schedule divides its microbatches into M // D "
             "equal groups (M microbatches, D devices). Received: "

@@ -10,19 +10,13 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+from tfscale.pipeline.planning import looped_schedules
+from tfscale.pipeline.planning import v_schedules
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.list_schedule import list_schedule
 from tfscale.pipeline.planning.list_schedule import zb_h2
-from tfscale.pipeline.planning.looped_schedules import interleaved
-from tfscale.pipeline.planning.looped_schedules import looped_1f1b
-from tfscale.pipeline.planning.looped_schedules import looped_bfs
-from tfscale.pipeline.planning.looped_schedules import zb1p
-from tfscale.pipeline.planning.looped_schedules import zb_h1
 from tfscale.pipeline.planning.schedule import Schedule
-from tfscale.pipeline.planning.schedule import check_sizes
 from tfscale.pipeline.planning.simulate import simulate
-from tfscale.pipeline.planning.v_schedules import dualpipev
-from tfscale.pipeline.planning.v_schedules import zb_v
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
@@ -42,7 +36,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in gpipe(2, 2).actions[1]]
     ['F1.0', 'F1.1', 'B1.0', 'B1.1']
     """
-    rows = looped_bfs(num_stages, num_microbatches, 1).actions
+    rows = looped_schedules.looped_bfs(num_stages, num_microbatches, 1).actions
     return Schedule(rows, name="gpipe")
 
 
@@ -62,7 +56,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in one_f_one_b(2, 2).actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'B0.1']
     """
-    rows = looped_1f1b(num_stages, num_microbatches, 1, hop=1)
+    rows = looped_schedules.looped_1f1b(num_stages, num_microbatches, 1, hop=1)
     return Schedule(rows, name="1f1b")
 
 
@@ -93,7 +87,6 @@ def pipedream(
     >>> [str(action) for action in pipedream(2, num_batches=2).actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'U0.0', 'B0.1', 'U0.1']
     """
-    check_sizes(num_stages, num_microbatches * num_batches)
     flushed = one_f_one_b(num_stages, num_microbatches * num_batches)
     rows = []
     for row in flushed.actions:
@@ -116,21 +109,18 @@ ASYNCHRONOUS: dict[str, Callable[..., Schedule]] = {
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "looped_bfs": looped_bfs,
-    "zb_h1": zb_h1,
+    "interleaved": looped_schedules.interleaved,
+    "looped_bfs": looped_schedules.looped_bfs,
+    "zb_h1": looped_schedules.zb_h1,
     "zb_h2": zb_h2,
-    "zb1p": zb1p,
-    "zb_v": zb_v,
-    "dualpipev": dualpipev,
+    "zb1p": looped_schedules.zb1p,
+    "zb_v": v_schedules.zb_v,
+    "dualpipev": v_schedules.dualpipev,
 }
-# Stages of each device. Looped schedules take any number from 2, this one if
-# none is given; the others have no choice.
-_LOOPED = {"interleaved": 2, "looped_bfs": 2, "zb1p": 2}
-_FIXED = dict.fromkeys(SCHEDULES | ASYNCHRONOUS, 1) | {
-    "zb_v": 2,
-    "dualpipev": 2,
-}
+# These take any number of stages on each device from 2; those in the shape of a
+# V have 2, and all others 1.
+_LOOPED = ("interleaved", "looped_bfs", "zb1p")
+_IN_V = ("zb_v", "dualpipev")
 
 
 def get_schedule(
@@ -165,47 +155,43 @@ def get_schedule(
         _check_given(schedule, num_devices, num_microbatches, stages_per_device)
         return schedule
     if schedule == "auto":
-        return _unit_schedule(
-            num_devices, num_microbatches, stages_per_device or 1
-        )
-    if schedule in tuple(ASYNCHRONOUS):
-        _check_stages(schedule, stages_per_device)
-        make = ASYNCHRONOUS[schedule]
-        return make(num_devices, num_microbatches, num_batches=num_batches)
-    if schedule not in tuple(SCHEDULES):
+        if stages_per_device in (None, 1):
+            return one_f_one_b(num_devices, num_microbatches)
+        # The schedule nearest to 1F1B for several stages on a device.
+        placement = tuple(range(num_devices)) * stages_per_device
+        return list_schedule(placement, num_microbatches, len(placement))
+    by_name = ASYNCHRONOUS | SCHEDULES
+    if schedule not in tuple(by_name):
         raise ValueError(
             "`schedule` must be a `tfscale.pipeline.Schedule`, 'auto' or one "
-            f"of {', '.join(map(repr, ASYNCHRONOUS | SCHEDULES))}. Received: "
+            f"of {', '.join(map(repr, by_name))}. Received: "
             f"schedule={schedule!r}."
         )
-    make = SCHEDULES[schedule]
+    fixed, options = 2 if schedule in _IN_V else 1, {}
+    if schedule in ASYNCHRONOUS:
+        options["num_batches"] = num_batches
     if schedule in _LOOPED:
-        stages_per_device = stages_per_device or _LOOPED[schedule]
+        options["stages_per_device"] = stages_per_device or 2
         if stages_per_device == 1:
             raise ValueError(
                 f"The schedule {schedule!r} needs two or more stages on each "
                 "device. Received: stages_per_device=1. Use 'gpipe', '1f1b' "
                 "or 'zb_h1'."
             )
-        return make(num_devices, num_microbatches, stages_per_device)
-    _check_stages(schedule, stages_per_device)
-    return make(num_devices, num_microbatches)
+    elif stages_per_device not in (None, fixed):
+        raise ValueError(
+            f"The schedule {schedule!r} has {fixed} "
+            f"{'stages' if fixed > 1 else 'stage'} on each device. Received: "
+            f"stages_per_device={stages_per_device}. Leave it out, or use "
+            f"{', '.join(map(repr, _LOOPED))} or 'auto'."
+        )
+    return by_name[schedule](num_devices, num_microbatches, **options)
 
 
 def of_window(schedule: Schedule, num_batches: int) -> Schedule:
     """An asynchronous schedule for another number of batches."""
     sizes = schedule.num_devices, schedule.microbatches_per_batch
     return get_schedule(schedule.name, *sizes, num_batches=num_batches)
-
-
-def _check_stages(schedule, stages_per_device):
-    if stages_per_device not in (None, _FIXED[schedule]):
-        raise ValueError(
-            f"The schedule {schedule!r} has {_FIXED[schedule]} "
-            f"{'stages' if _FIXED[schedule] > 1 else 'stage'} on each device. "
-            f"Received: stages_per_device={stages_per_device}. Leave it out, "
-            f"or use {', '.join(map(repr, _LOOPED))} or 'auto'."
-        )
 
 
 def fastest(
@@ -251,16 +237,6 @@ def fastest(
     fitting = [schedule for schedule in found if fits(schedule)] or [base]
     best = min(fitting, key=lambda each: simulate(each, **costs).makespan)
     return Schedule(best.actions, name=f"auto: {best.name}")
-
-
-def _unit_schedule(num_devices, num_microbatches, stages_per_device):
-    """1F1B, or the schedule nearest to it for several stages on a device."""
-    if stages_per_device == 1:
-        return one_f_one_b(num_devices, num_microbatches)
-    num_stages = num_devices * stages_per_device
-    check_sizes(num_stages, num_microbatches)
-    placement = tuple(range(num_devices)) * stages_per_device
-    return list_schedule(placement, num_microbatches, num_stages)
 
 
 def _check_given(schedule, num_devices, num_microbatches, stages_per_device):

@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -83,21 +82,17 @@ class Schedule:
     @functools.cached_property
     def num_stages(self) -> int:
         """Number of stages of the model."""
-        return 1 + max(action.stage for action in self._all_actions())
+        return 1 + max(action.stage for action in self._positions)
 
     @functools.cached_property
     def num_microbatches(self) -> int:
         """Number of microbatches of all batches of the schedule."""
-        return 1 + max(
-            action.microbatch
-            for action in self._all_actions()
-            if action.kind != "U"
-        )
+        return 1 + max(a.microbatch for a in self._positions if a.kind != "U")
 
     @functools.cached_property
     def num_batches(self) -> int:
         """Number of batches: 1, or that of the updates of a stage."""
-        updates = {a.microbatch for a in self._all_actions() if a.kind == "U"}
+        updates = {a.microbatch for a in self._positions if a.kind == "U"}
         return len(updates) or 1
 
     @property
@@ -132,8 +127,7 @@ class Schedule:
         """The index of the device of each stage."""
         device_of = {
             action.stage: device
-            for device, device_actions in enumerate(self.actions)
-            for action in device_actions
+            for action, (device, _) in self._positions.items()
         }
         return tuple(device_of[stage] for stage in range(self.num_stages))
 
@@ -149,14 +143,13 @@ class Schedule:
         return Action("W", stage, microbatch) in self._positions
 
     def order(self) -> Iterator[Action]:
-        """Yields every action after all that it depends on.
+        """Every action, after all that it depends on.
 
         The order is that of starting times when every action takes one unit
         of time, devices in order where times are equal; so a program that
         emits work in this order starts on no device late.
         """
-        for step in self._steps():
-            yield from step
+        return itertools.chain.from_iterable(self._steps())
 
     def validate(self) -> None:
         """Raises the `ValueError` of the class if the schedule is wrong."""
@@ -168,12 +161,9 @@ class Schedule:
                 "that have nothing to do."
             )
         self._check_positions()
-        done = [action for step in self._steps() for action in step]
+        done = set(self.order())
         if len(done) < len(self._positions):
-            raise ValueError(self._explain_deadlock(set(done)))
-
-    def _all_actions(self) -> Iterable[Action]:
-        return (action for device in self.actions for action in device)
+            raise ValueError(self._explain_deadlock(done))
 
     @functools.cached_property
     def _positions(self) -> dict[Action, tuple[int, int]]:
@@ -189,7 +179,8 @@ class Schedule:
         return f"{action} (device {device}, position {position})"
 
     def _check_positions(self) -> None:
-        for action, count in collections.Counter(self._all_actions()).items():
+        counts = collections.Counter(itertools.chain(*self.actions))
+        for action, count in counts.items():
             if count > 1:
                 raise ValueError(
                     "A schedule must have each action once. Received: "
@@ -279,22 +270,19 @@ class Schedule:
         # a device comes up again: those devices wait for each other.
         waits = {}
         for device, device_actions in enumerate(self.actions):
-            for blocked in device_actions:
-                if blocked not in done:
-                    needs = dependencies(blocked, self.num_stages)
-                    waits[device] = (
-                        blocked,
-                        next(a for a in needs if a not in done),
-                    )
-                    break
+            blocked = next((a for a in device_actions if a not in done), None)
+            if blocked is not None:
+                needs = dependencies(blocked, self.num_stages)
+                missing = next(a for a in needs if a not in done)
+                waits[device] = blocked, missing
         device, seen = min(waits), []
         while device not in seen:
             seen.append(device)
             device = self._positions[waits[device][1]][0]
         circle = "; ".join(
             f"{self._at(blocked)} waits for {self._at(missing)}"
-            for blocked, missing in map(
-                waits.__getitem__, seen[seen.index(device) :]
+            for blocked, missing in (
+                waits[d] for d in seen[seen.index(device) :]
             )
         )
         return (

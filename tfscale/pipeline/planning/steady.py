@@ -65,18 +65,16 @@ def find_repeats(
     ['F0.0', 'B0.0']
     """
     actions = list(actions)
-    saved, start, found = max(_candidates(actions, min_repeats), default=_NONE)
-    if not saved:
+    best = max(_candidates(actions, min_repeats), default=None)
+    if best is None:
         return [Repeated(tuple(actions))] if actions else []
+    _, start, found = best
     end = start + len(found.actions) * found.repeats
     return [
         *find_repeats(actions[:start], min_repeats),
         found,
         *find_repeats(actions[end:], min_repeats),
     ]
-
-
-_NONE = (0, 0, Repeated(()))
 
 
 def _candidates(actions, min_repeats):
@@ -162,7 +160,7 @@ def find_loops(
 
 
 def _loop(positions, start, body, makers, readers, results):
-    """The loop of a repetition; None if its iterations differ."""
+    """None if iterations differ."""
     inside = {(action.kind, action.stage) for action in body.actions}
     keys_of = collections.defaultdict(list)
     for key in {**makers, **readers}:
