@@ -151,12 +151,7 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
             body = library[node.attr["body"].func.name]
             total += iterations(node) * _function_multiply_adds(body, library)
         else:
-            called = [
-                function.name
-                for value in node.attr.values()
-                for function in (value.func, *value.list.func)
-                if function.name in library
-            ]
+            called = walks.called_functions([node], library)
             total += max(
                 (_function_multiply_adds(library[f], library) for f in called),
                 default=0,

@@ -20,7 +20,14 @@ def outside_scopes(function: Callable, *args: Any) -> Any:
         return executor.submit(function, *args).result()
 
 
-class NotingScope(keras.StatelessScope):
+class _WithValues(keras.StatelessScope):
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See `keras.StatelessScope`; regularizers ask it, not variables."""
+        value = super().get_current_value(variable)
+        return attributes.value_of(variable) if value is None else value
+
+
+class NotingScope(_WithValues):
     """A scope in which variables have their values, and no assignment stays.
 
     Attributes:
@@ -34,10 +41,9 @@ class NotingScope(keras.StatelessScope):
         self.changed: list[keras.Variable] = []
 
     def get_current_value(self, variable):
-        """See `keras.StatelessScope`; regularizers ask it, not variables."""
+        """See `keras.StatelessScope`."""
         self.read.add(id(variable))
-        value = super().get_current_value(variable)
-        return attributes.value_of(variable) if value is None else value
+        return super().get_current_value(variable)
 
     def add_update(self, update):
         """See `keras.StatelessScope`."""
@@ -46,18 +52,13 @@ class NotingScope(keras.StatelessScope):
         super().add_update(update)
 
 
-class WrittenAtOnce(keras.StatelessScope):
+class WrittenAtOnce(_WithValues):
     """Given variables have values of the scope, others are shared."""
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """See `keras.StatelessScope`; most variables have their own value."""
-        value = super().get_current_value(variable)
-        return attributes.value_of(variable) if value is None else value
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`; most are written at once."""
         variable, value = update
-        if super().get_current_value(variable) is not None:
+        if id(variable) in self.state_mapping:
             super().add_update(update)
         else:
             attributes.value_of(variable).assign(value)

@@ -129,7 +129,8 @@ def extract(
             if tensor.op.type == "Placeholder":
                 captures[placeholder(tensor, "capture")] = tensor.op.name
             else:
-                names[tensor.ref()] = _input_name(tensor)
+                # Grappler needs this form: `name:0` would be another node.
+                names[tensor.ref()] = tensor.name.removesuffix(":0")
                 if tensor.op not in operations:
                     add(tensor.op)
         return names[tensor.ref()]
@@ -164,11 +165,6 @@ def _device(node, devices):
         # TensorFlow names the process of the function with or without stages.
         return f"{node.device}/device:CPU:0"
     return devices.get(node.device, "")
-
-
-def _input_name(tensor):
-    """The form that Grappler needs: `name:0` would be another node."""
-    return tensor.name.removesuffix(":0")
 
 
 def _type(tensor):

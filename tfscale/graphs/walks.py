@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Hashable
 from collections.abc import Iterable
+from typing import Any
 from typing import TypeVar
 
 import tensorflow as tf
@@ -23,6 +24,15 @@ def reachable(
                 found[node] = None
                 stack.append(node)
     return found
+
+
+def called_functions(
+    nodes: Iterable[Any], library: Container[str]
+) -> list[str]:
+    """The functions of a library that are attributes of nodes of a graph."""
+    values = [value for node in nodes for value in node.attr.values()]
+    functions = [x for v in values for x in (v.func, *v.list.func)]
+    return [f.name for f in functions if f.name in library]
 
 
 def ancestors(

@@ -43,46 +43,10 @@ def print_summary(
     num_slots = _num_slots(optimizer, plan)
     memories = stage_memory(plan, rows, num_slots)
     name = rich.markup.escape(plan.graph.functional.name)
-    schedule, simulation = plan.schedule, plan.simulation
-    replicas = f", {colored(len(devices))} replicas" * (len(devices) > 1)
-    recomputed = ", forwards recomputed" * plan.recompute
-    on_host = " (on the host)" * any(map(are_states_on_host, plan.variables))
-    # Model ranks divide variables, and so may divide activations.
-    has_ranks = any(sharding_of(v).is_sharded for v in plan.variables)
-    lines = (
-        (
-            "Schedule",
-            f"{rich.markup.escape(schedule.name)}, "
-            f"{colored(schedule.microbatches_per_batch)} microbatches{replicas}"
-            f"{recomputed}",
-        ),
-        *_staleness(plan, memories),
-        (
-            "Predicted bubble",
-            f"{colored(f'{100 * simulation.bubble:.1f}')} % of the devices' "
-            "time",
-        ),
-        (
-            "Predicted speed-up over one device",
-            f"{colored(f'{simulation.speedup:.2f}')} (on "
-            f"{colored(schedule.num_devices)} devices)",
-        ),
-        (
-            "Memory",
-            f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
-            f" per variable{on_host}, what a backward computes, and "
-            "activations: microbatches in flight x one of "
-            f"{colored(rows)} {'rows' if rows > 1 else 'row'}"
-            f"{', undivided' * has_ranks}",
-        ),
-        *_length(plan),
-        *_not_cut(plan),
-        *(("Tied variable", text) for text in _tied(plan)),
-    )
     print_table(
         f'[bold]Pipeline: "{name}"[/]',
         _table(plan, devices, memories, line_length),
-        lines,
+        _lines(plan, len(devices), memories, rows, num_slots),
         line_length,
         print_fn,
     )
@@ -138,15 +102,15 @@ def _short(device):
     return re.sub(r"^/|replica:0/|device:", "", local)
 
 
-def _length(plan):
-    """The length that stands for unknown sizes."""
-    if plan.length is not None:
-        yield "Unknown lengths", f"taken to be {colored(plan.length)}"
-
-
-def _staleness(plan, memories):
-    """How old the weights of an asynchronous schedule are, by stage."""
-    schedule = plan.schedule
+def _lines(plan, num_replicas, memories, rows, num_slots):
+    schedule, simulation = plan.schedule, plan.simulation
+    replicas = f", {colored(num_replicas)} replicas" * (num_replicas > 1)
+    yield (
+        "Schedule",
+        f"{rich.markup.escape(schedule.name)}, "
+        f"{colored(schedule.microbatches_per_batch)} microbatches{replicas}"
+        f"{', forwards recomputed' * plan.recompute}",
+    )
     if schedule.has_updates:
         yield (
             "Window",
@@ -160,10 +124,28 @@ def _staleness(plan, memories):
                     f"up to {colored(staleness)} updates old, "
                     f"{readable_bytes(memory.older_weights)} of older ones",
                 )
-
-
-def _not_cut(plan):
-    """The limit that a layer sets which is too large for one stage."""
+    yield (
+        "Predicted bubble",
+        f"{colored(f'{100 * simulation.bubble:.1f}')} % of the devices' time",
+    )
+    yield (
+        "Predicted speed-up over one device",
+        f"{colored(f'{simulation.speedup:.2f}')} (on "
+        f"{colored(schedule.num_devices)} devices)",
+    )
+    on_host = " (on the host)" * any(map(are_states_on_host, plan.variables))
+    # Model ranks divide variables, and so may divide activations.
+    has_ranks = any(sharding_of(v).is_sharded for v in plan.variables)
+    yield (
+        "Memory",
+        f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
+        f" per variable{on_host}, what a backward computes, and "
+        "activations: microbatches in flight x one of "
+        f"{colored(rows)} {'rows' if rows > 1 else 'row'}"
+        f"{', undivided' * has_ranks}",
+    )
+    if plan.length is not None:
+        yield "Unknown lengths", f"taken to be {colored(plan.length)}"
     most, total = max(plan.flops), sum(plan.flops)
     num_stages = len(plan.stages)
     if num_stages > 1 and most * num_stages > LARGE * total:
@@ -175,16 +157,14 @@ def _not_cut(plan):
             "cannot be cut: no speed-up over "
             f"{colored(f'{total / most:.2f}')}",
         )
-
-
-def _tied(plan):
     for number, variable in enumerate(plan.variables):
         users = plan.users(variable)
         if len(users) > 1:
             yield (
+                "Tied variable",
                 f"{rich.markup.escape(variable.path)} of stages "
                 f"{', '.join(map(colored, users))} lives in stage "
-                f"{colored(plan.homes[number])}"
+                f"{colored(plan.homes[number])}",
             )
 
 

@@ -101,7 +101,6 @@ class Predictor:
         device, is_half = self.device, self.table.is_half
         self._peak = device.flops if is_half else device.float32_flops
         # Many settings share stages, and the times of these.
-        self._cuts = functools.cache(self._make_cuts)
         self._layers = functools.cache(self._make_layers)
         self._stages = functools.cache(self._make_stages)
         self._times = functools.cache(self._make_times)
@@ -111,7 +110,7 @@ class Predictor:
         """Predicts a step."""
         s, m = settings, settings.num_microbatches
         num_stages = s.pipeline * s.stages_per_device
-        stages = self._stages(s.model, num_stages)
+        _, stages = self._stages(s.model, num_stages)
         schedule = self._schedule_cost(
             *(s.schedule, s.pipeline, m, s.stages_per_device, s.recompute)
         )
@@ -157,24 +156,23 @@ class Predictor:
             None if tokens is None else tokens * speed,
         )
 
-    def _make_cuts(self, ranks, num_stages):
-        return self.cuts(self.table.by_ranks[ranks], num_stages)
-
     def _make_layers(self, ranks):
         """The same sums, as if each layer were a stage."""
         layers = self.table.by_ranks[ranks]
         return stage_sums(layers, range(1, len(layers)))
 
     def _make_stages(self, ranks, num_stages):
+        """The cuts of stages, and the sums between them."""
         layers = self.table.by_ranks[ranks]
-        return stage_sums(layers, self._cuts(ranks, num_stages))
+        cuts = self.cuts(layers, num_stages)
+        return cuts, stage_sums(layers, cuts)
 
     def _make_times(self, ranks, num_stages, rows, sequence_parallel):
         """Seconds of each stage for its work, and for sums over model ranks.
 
         Both are pairs: forward and backward.
         """
-        stages, device = self._stages(ranks, num_stages), self.device
+        (_, stages), device = self._stages(ranks, num_stages), self.device
         link = self._link(1, ranks) * device.link_efficiency
         computing, summing = [], []
         for work in (stages.forward, stages.backward):
@@ -252,7 +250,7 @@ class Predictor:
         layers = self._layers(s.model)
         work = layers.forward
         written = work.moved - work.undivided * (1 - 1 / ranks)
-        cuts = self._cuts(s.model, s.pipeline * s.stages_per_device)
+        cuts, _ = self._stages(s.model, s.pipeline * s.stages_per_device)
         return np.maximum.reduceat(
             rows * written + layers.kept_once + _GRADIENT * layers.trainable,
             [0, *cuts],

@@ -1,5 +1,6 @@
 """Refuses optimizers that would be wrong with sharded slots."""
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -92,7 +93,13 @@ def check_draws(
     ):
         return
     graph_def = graph.as_graph_def(from_version=version)
-    for node in _nodes(graph_def):
+    library = {f.signature.name: f.node_def for f in graph_def.library.function}
+    called = walks.reachable(
+        walks.called_functions(graph_def.node, library),
+        lambda name: walks.called_functions(library[name], library),
+    )
+    bodies = (library[name] for name in called)
+    for node in itertools.chain(graph_def.node, *bodies):
         if (
             random_operations.draws_from_generator(node.op)
             or "seed2" in node.attr
@@ -106,23 +113,7 @@ def check_draws(
             )
 
 
-def _nodes(graph_def):
-    library = {f.signature.name: f.node_def for f in graph_def.library.function}
-
-    def called(nodes):
-        values = [value for node in nodes for value in node.attr.values()]
-        functions = [x for v in values for x in (v.func, *v.list.func)]
-        return [f.name for f in functions if f.name in library]
-
-    yield from graph_def.node
-    for name in walks.reachable(
-        called(graph_def.node), lambda name: called(library[name])
-    ):
-        yield from library[name]
-
-
 def _check_custom(optimizer, shardings):
-    """Refuses a custom optimizer that fails the trial."""
     kind = optimizer.__class__
     if (
         optimizer in _TRIED

@@ -188,28 +188,24 @@ def save_png(
 def _draw(axes, spans, end):
     devices = _devices(spans)
     axes.barh(range(len(devices)), _end(spans), 0.82, color=_IDLE_COLOR)
-    for span, name in zip(spans, _names(spans), strict=True):
-        row, length = devices.index(span.device), span.end - span.start
-        axes.barh(
-            row,
-            length,
-            left=span.start,
-            height=0.82,
-            color=_COLORS[span.action.kind],
-            edgecolor="white",
-            linewidth=0.8,
-        )
-        # The colour says the kind. 12 inches hold some 150 characters.
-        if length / end * 150 > len(name) - 0.5:
-            axes.text(
-                span.start + length / 2,
-                row,
-                name[1:],
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=_TEXT_COLORS[span.action.kind],
-            )
+    lengths = [span.end - span.start for span in spans]
+    bars = axes.barh(
+        [devices.index(span.device) for span in spans],
+        lengths,
+        left=[span.start for span in spans],
+        height=0.82,
+        color=[_COLORS[span.action.kind] for span in spans],
+        edgecolor="white",
+        linewidth=0.8,
+    )
+    # The colour says the kind. 12 inches hold some 150 characters.
+    labels = [
+        name[1:] if length / end * 150 > len(name) - 0.5 else ""
+        for name, length in zip(_names(spans), lengths, strict=True)
+    ]
+    texts = axes.bar_label(bars, labels, label_type="center", fontsize=8)
+    for text, span in zip(texts, spans, strict=True):
+        text.set_color(_TEXT_COLORS[span.action.kind])
     axes.set_yticks(range(len(devices)), [f"device {d}" for d in devices])
     axes.invert_yaxis()
     axes.set_xlim(0, end)

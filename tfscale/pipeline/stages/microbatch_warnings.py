@@ -80,7 +80,12 @@ def warn(
         for key in s.outputs
         if isinstance(key, keys.NewState)
     }
-    expected = _expected(plan)
+    # Every call should change seeds and metrics.
+    expected = set()
+    for layer in plan.graph.layers:
+        expected.update(map(id, layer.metrics_variables))
+        generators = attributes.direct_generators(layer)
+        expected.update(id(generator.state) for generator in generators)
     variables = [plan.variables[number] for number in sorted(changed)]
     paths = [v.path for v in variables if id(v) not in expected]
     for path in [*paths, *(name for s in stages for name in s.assigns)]:
@@ -92,13 +97,3 @@ def warn(
             "`PipelineModel(model, num_microbatches=1)` if that matters.",
             stacklevel=2,
         )
-
-
-def _expected(plan):
-    """Ids of variables that every call should change: seeds and metrics."""
-    variables = []
-    for layer in plan.graph.layers:
-        variables += layer.metrics_variables
-        generators = attributes.direct_generators(layer)
-        variables += (generator.state for generator in generators)
-    return set(map(id, variables))
