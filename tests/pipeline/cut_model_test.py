@@ -56,6 +56,23 @@ class Shaken(keras.layers.Layer):
         return inputs + tf.random.normal(tf.shape(inputs))
 
 
+class FractionallyPooled(keras.layers.Layer):
+    """Draws its windows; pooled and spread out again, the shape stays."""
+
+    def call(self, inputs):
+        image = inputs[:, :, tf.newaxis, tf.newaxis]
+        pooled, *_ = tf.nn.fractional_max_pool(image, (1, 1.5, 1, 1))
+        return tf.repeat(pooled[:, :, 0, 0], 2, axis=1)[:, :6]
+
+
+class NegativelySampled(keras.layers.Layer):
+    def call(self, inputs):
+        sampled, *_ = tf.random.log_uniform_candidate_sampler(
+            tf.zeros((1, 1), tf.int64), 1, 6, False, 6
+        )
+        return tf.gather(inputs, sampled, axis=1)
+
+
 class Penalised(keras.layers.Layer):
     def call(self, inputs):
         self.add_loss(tf.reduce_mean(inputs))
@@ -186,6 +203,9 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (keras.layers.Dropout, (0.1,), "draws random numbers"),
         (keras.layers.GaussianNoise, (0.1,), "draws random numbers"),
+        # Once cached: they were missing among what draws.
+        (FractionallyPooled, (), "draws random numbers"),
+        (NegativelySampled, (), "draws random numbers"),
         (
             lambda: keras.layers.BatchNormalization(center=False, scale=False),
             (),

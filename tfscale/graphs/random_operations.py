@@ -6,9 +6,12 @@ _OF_GENERATORS = (
     *("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform"),
 )
 _OF_STATE = (
-    *("Multinomial", "NonDeterministicInts", "ParameterizedTruncatedNormal"),
-    *("RandomGamma", "RandomPoisson", "RandomShuffle", "RandomStandardNormal"),
+    *("FixedUnigramCandidate", "FractionalAvgPool", "FractionalMaxPool"),
+    *("LearnedUnigramCandidate", "LogUniformCandidate", "Multinomial"),
+    *("NonDeterministicInts", "ParameterizedTruncatedNormal", "RandomGamma"),
+    *("RandomPoisson", "RandomShuffle", "RandomStandardNormal"),
     *("RandomUniform", "SampleDistortedBoundingBox", "TruncatedNormal"),
+    "UniformCandidate",
 )
 # Draw from a seed; beside control flow, nothing else has this prefix.
 _SEEDED = "Stateless"
@@ -31,7 +34,8 @@ def draws_from_generator(op: str) -> bool:
 
 def draws_from_state(op: str) -> bool:
     """Whether a type of operation draws from a state that it changes."""
-    return op.startswith((*_OF_GENERATORS, *_OF_STATE))
+    is_drawn = op.startswith((*_OF_GENERATORS, *_OF_STATE))
+    return is_drawn and not op.endswith("Grad")
 
 
 def draws_from_seed(op: str) -> bool:
