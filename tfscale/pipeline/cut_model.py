@@ -134,7 +134,6 @@ def _check_boundary(graph, first, second, layer):
 
 
 def _check_frozen(graph, stage):
-    """Refuses layers whose results are not always the same."""
     for call in stage.calls:
         for variable in call.variables:
             if variable.trainable:

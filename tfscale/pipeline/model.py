@@ -319,11 +319,7 @@ def _ids(variables):
 
 
 def _compile_arguments(model: keras.Model) -> dict:
-    """What a compiled model was compiled with, for `compile` of its pipeline.
-
-    The variables of the model are where they stay. An optimizer with slots is
-    replaced by one with slots of the same values beside these variables.
-    """
+    """An optimizer's slots are moved to the devices of the variables."""
     arguments = attributes.compile_arguments(model)
     if not arguments["jit_compile"]:
         # What Keras makes of "auto" under a strategy.

@@ -108,7 +108,6 @@ def _settings(table, num_devices, batch_size, device) -> Iterator[Settings]:
 
 
 def _meshes(table, num_devices) -> Iterator[Settings]:
-    """Meshes of all devices that the model can have."""
     for ranks, layers in table.by_ranks.items():
         most = sum(layer.forward.products > 0 for layer in layers)
         most = most if table.can_be_cut else 1

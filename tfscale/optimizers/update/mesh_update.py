@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale.collectives import replica_collectives
-from tfscale.graphs.split_identities import split_identities
 from tfscale.mesh import device_grid
 from tfscale.mesh import gradient_reduction
 from tfscale.optimizers.lars import has_ratio
@@ -87,7 +87,7 @@ class MeshUpdate:
             before = graph.version
             result = apply(grads, given_variables)
         if not tf.executing_eagerly():
-            split_identities(graph)
+            _split_identities(graph)
         if self.extended.has_several_replicas:
             optimizer_checks.check_draws(optimizer, graph, before)
         if in_branch:
@@ -176,3 +176,29 @@ class MeshUpdate:
             self.states.write(all_variables)
             return
         self.states.all_gather(all_variables if updated is None else updated)
+
+
+def _split_identities(graph):
+    """Takes tensors out of the `IdentityN` in which others pass with them.
+
+    An update of a weight waits for all reads of it. Grappler drops such an
+    edge where a path says the same, and the path may lead through the
+    `IdentityN` of a `tf.custom_gradient`, in which the gradients of all its
+    variables pass:
+
+        read ─► gradient of another weight ─┐
+                                            ├─ IdentityN ─► gradient ─► update
+                 gradient of the weight ────┘
+
+    Then it splits the `IdentityN`: neither edge nor path is left, and an update
+    may come before a read. `keras.remat` is such a gradient, whose backward
+    reads all its weights again. TensorFlow 2.21 does so on one device too.
+    """
+    for op in graph.get_operations():
+        if op.type != "IdentityN":
+            continue
+        for passed, source in zip(op.outputs, op.inputs):
+            for consumer in set(passed.consumers()):
+                for index, tensor in enumerate(consumer.inputs):
+                    if tensor is passed:
+                        attributes.replace_input(consumer, index, source)

@@ -167,7 +167,6 @@ class Schedule:
 
     @functools.cached_property
     def _positions(self) -> dict[Action, tuple[int, int]]:
-        """Device and position of every action."""
         return {
             action: (device, position)
             for device, device_actions in enumerate(self.actions)
@@ -211,7 +210,6 @@ class Schedule:
             self._check_updates()
 
     def _check_updates(self):
-        """There is a U for each stage and batch, after its last backward."""
         if self.num_microbatches % self.num_batches:
             raise ValueError(
                 "All batches of a schedule must have equally many "

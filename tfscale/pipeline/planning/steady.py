@@ -185,11 +185,7 @@ def _loop(positions, start, body, makers, readers, results):
 
 
 def _in_flight(positions, start, body, making, reading):
-    """The microbatches whose tensor is in flight between iterations.
-
-    They have the numbers of the first iteration. None if they differ between
-    iterations.
-    """
+    """Microbatches, numbered as in the first iteration; None if they differ."""
     length = len(body.actions)
     found = [set() for _ in range(body.repeats + 1)]
     for microbatch in {action.microbatch for action in positions}:

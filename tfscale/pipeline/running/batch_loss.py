@@ -96,7 +96,6 @@ class BatchLoss:
         return losses.shares(self._losses, divisors, total, counts)
 
     def _all(self, key):
-        """A tensor of all microbatches, along a first dim."""
         return tf.stack([each[key] for each in self.tensors.microbatches])
 
     def _set(self, key, values):

@@ -176,11 +176,7 @@ class Executor:
 
 
 def _note_states(stage, rank, action, tensors):
-    """Notes states as they are now for all phases of a microbatch.
-
-    Also for a backward that computes this forward again: the same dropout
-    masks.
-    """
+    """A backward that computes this forward again needs its dropout masks."""
     microbatch = tensors.microbatches[action.microbatch]
     for phase in stage.values():
         for owner, key in phase.inputs:

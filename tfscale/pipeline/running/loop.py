@@ -168,10 +168,7 @@ def _of_rank(name, rank):
 
 
 def _weights(executor, body):
-    """What all microbatches share, by stage and rank, on its device.
-
-    So that it is sent to another device once, and not in every iteration.
-    """
+    """What all microbatches share, sent once and not in every iteration."""
     weights = {}
     for stage in sorted({action.stage for action in body.actions}):
         for rank, device in enumerate(executor.devices[stage]):
@@ -248,7 +245,6 @@ def _used(actions, users, microbatch=None):
 
 
 def _fill_array(executor, owner, actions):
-    """Puts what was made before the loop, for some actions, in an array."""
     rank, key = owner
     tensors = executor.tensors[rank]
     values = {

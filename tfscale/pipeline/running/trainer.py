@@ -131,17 +131,13 @@ class PipelineTrainer(WrappedModel):
         self._check_built()
         targets = self._targets(x, y, sample_weight)
         step, result = self._run(x, targets, False)
-        with batch_norm.noting() as noting:
-            step.assign(result, noting)
         penalty = self._add_penalties({}, scale=0.0)
         return self._log(step, result, penalty, x, y, sample_weight)
 
     def predict_step(self, data: Any) -> Any:
         """Predictions for a batch; in replica context."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        step, result = self._run(x, None, False)
-        with batch_norm.noting() as noting:
-            step.assign(result, noting)
+        _, result = self._run(x, None, False)
         return self._plan.graph.pack_outputs(result.outputs)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -256,7 +252,6 @@ class PipelineTrainer(WrappedModel):
         checks.check_built(self, self._compile_metrics, loss)
 
     def _measured_step(self, data, emit):
-        """What a training step computes, which changes no variable."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         targets = self._targets(x, y, sample_weight)
         return self._run(x, targets, True, emit=emit)[1]
@@ -281,6 +276,9 @@ class PipelineTrainer(WrappedModel):
         (result,) = step.run(
             [batch], actions=actions, loss_scale=loss_scale, training=training
         )
+        if not training:
+            with batch_norm.noting() as noting:
+                step.assign(result, noting)
         return step, result
 
     def _prepare(self, x, targets, training):
@@ -293,9 +291,9 @@ class PipelineTrainer(WrappedModel):
         return program, (inputs, targets)
 
     def _add_penalties(self, gradients, values=None, *, scale):
-        """Adds weight regularisers' gradients, returns their sum.
+        """The sum of regularisers, of all variables or `values` by number.
 
-        Of all variables, or of those values by number.
+        Adds their gradients, times `scale`.
         """
         total = tf.zeros((), losses.precision())
         extended = self.distribute_strategy.extended

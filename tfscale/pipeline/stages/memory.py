@@ -141,10 +141,7 @@ def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
 
 
 def _saved_by_call(stage, phases):
-    """Internal bytes, and the indices of the call's values that are kept.
-
-    Last come pairs of such indices whose values share a buffer.
-    """
+    """Internal bytes, the indices of kept values, pairs that share a buffer."""
     positions = {
         keys.Activation(value): position
         for position, value in enumerate(_values_of(stage.calls[0]))
@@ -193,10 +190,7 @@ def saved_buffers(phases: Mapping[str, Phase]) -> dict[Hashable, int]:
 
 
 def _buffers(phase: Phase) -> dict[Hashable, Hashable]:
-    """The buffer of each result of a phase.
-
-    Its name is the key of the argument, or the tensor, that first has it.
-    """
+    """For each result the key of the argument, or the tensor, that it is."""
     arguments = dict(zip(map(id, phase.function.inputs), phase.inputs))
     buffers = {}
     for key, tensor in zip(phase.outputs, phase.function.outputs):

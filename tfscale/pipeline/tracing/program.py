@@ -81,7 +81,6 @@ class Programs:
         return self.of_kinds[kind][collectives.rank()]
 
     def _trace(self, inputs, targets, training):
-        """Traces every stage for microbatches; a program for each rank."""
         plan, schedule = self.plan, self.plan.schedule
         options = TraceOptions(
             training=training,
@@ -163,7 +162,6 @@ class Programs:
         ]
 
     def _check_none_added(self, known):
-        """Refuses a `compute_loss` that changes what layers add to a loss."""
         regularised = [
             variable.path
             for variable in self.plan.variables

@@ -93,7 +93,6 @@ class StageGraph:
                     self._check_python(forward)
 
     def _check_python(self, functions):
-        """Refuses functions of Python that gradients go through."""
         if self.options.accumulate:
             # TensorFlow keeps a tape for each in the graph, and microbatches
             # would take it from one another.
@@ -262,7 +261,6 @@ def _python_functions(graph):
 
 
 def _check_not_recomputed(variables, params):
-    """Refuses weights whose gradient TensorFlow would not find."""
     for variable, param in zip(variables, params):
         if any(map(attributes.is_recomputed, param.consumers())):
             raise ValueError(
