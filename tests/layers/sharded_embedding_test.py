@@ -130,6 +130,14 @@ class ShardedEmbeddingTest(tf.test.TestCase, parameterized.TestCase):
         masks = [layer.compute_mask(_TOKENS) for layer in layers]
         self.assertAllEqual(*masks)
 
+    @parameterized.product(
+        num_shards=(1, 3), dtype=("uint8", "int16", "uint64", "float32")
+    )
+    def test_numbers_of_rows_may_have_any_dtype(self, num_shards, dtype):
+        # Small integers, as maps of labels have, once were an error.
+        layer = sharded(num_shards)
+        self.assertAllEqual(layer(tf.constant(_TOKENS, dtype)), layer(_TOKENS))
+
     def test_sizes_are_checked(self):
         kind = tfscale.layers.ShardedEmbedding
         for arguments, words in {

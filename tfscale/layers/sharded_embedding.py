@@ -131,7 +131,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """See the class."""
-        if not inputs.dtype.is_integer:
+        if inputs.dtype not in ("int32", "int64"):
             inputs = tf.cast(inputs, "int32")
         # Each row is sent once, and its gradients come back added up.
         rows, positions = tf.unique(tf.reshape(inputs, [-1]))
