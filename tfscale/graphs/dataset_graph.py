@@ -18,14 +18,10 @@ _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc")
 
 
 class DatasetStage:
-    """One transformation.
+    """One transformation; `dataset` is the chain up to and with it.
 
-    Attributes:
-        dataset: `tf.data.Dataset`, the chain up to and with this stage.
-        inputs: List of `DatasetStage`.
-        kind: String, such as `"ParallelMap"`.
-        settings: Dict from name to integer, bool or string, such as
-            `{"buffer_size": 2}`.
+    `kind` is a string such as `"ParallelMap"`, `settings` a dict of integers,
+    bools and strings such as `{"buffer_size": 2}`.
     """
 
     def __init__(

@@ -110,10 +110,7 @@ def _is_tensor(x) -> bool:
 
 
 def _multiply_adds(nodes, roots, shapes_of, library) -> int:
-    """Multiply-adds of a graph or the body of a function.
-
-    Only nodes that `roots` need count: Keras calls RNN cells once for a shape.
-    """
+    # Only what `roots` need counts: Keras calls RNN cells once for a shape.
     by_name = {node.name: node for node in nodes}
     shapes_of = shapes_of | {
         node.name: node.attr[attributes.OUTPUT_SHAPES].list.shape

@@ -47,11 +47,8 @@ def optimise(subgraph: Subgraph) -> Subgraph:
 
 @functools.cache
 def _cluster():
-    """The description of the machine for Grappler.
-
-    Without it Grappler creates one for each call, with a session and output.
-    Only the kinds of devices matter, not their speed.
-    """
+    # Without one Grappler makes its own for each call, with a session and
+    # output. Only the kinds of devices matter, not their speed.
 
     def described(device):
         kind = device.device_type
@@ -89,10 +86,7 @@ def _control_flow(graph_def):
 
 
 def outermost(function, context):
-    """A function that runs without Grappler and within a context.
-
-    It is the one that Keras calls, once for one or several steps.
-    """
+    """What Keras calls for one or several steps, in a context, no Grappler."""
     if getattr(function, "is_outermost", False):
         return function
 

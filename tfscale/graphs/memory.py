@@ -26,11 +26,7 @@ def buffer_of(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def tensor_bytes(tensor: tf.Tensor | tf.TensorSpec) -> int:
-    """Bytes of a tensor.
-
-    Raises:
-        ValueError: If its size is not known.
-    """
+    """Bytes of a tensor; a `ValueError` says so if its size is not known."""
     if not tensor.shape.is_fully_defined():
         raise ValueError(
             "Bytes of activations are known only where all sizes are. "
@@ -45,10 +41,8 @@ def peak_bytes(results: Sequence[tf.Tensor]) -> int:
 
     Operations run in the order of their graph, and a buffer is freed after its
     last use. Variables, constants, arguments and workspace do not count. A
-    result of an unknown size counts like the largest argument.
-
-    Raises:
-        ValueError: If there is a loop that keeps tensors of its iterations.
+    result of an unknown size counts like the largest argument. A `ValueError`
+    says so if there is a loop that keeps tensors of its iterations.
     """
     needed = walks.ancestors([x.op for x in results], control_inputs=True)
     operations = [x for x in results[0].graph.get_operations() if x in needed]

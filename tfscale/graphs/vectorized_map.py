@@ -30,11 +30,7 @@ def is_of_iteration(tensor: tf.Tensor | tf.IndexedSlices) -> bool:
 
 
 def refuse_exchange(tensors: Iterable[tf.Tensor]) -> None:
-    """Refuses tensors of an iteration, which devices are to exchange.
-
-    Raises:
-        RuntimeError: Says so, and what to do.
-    """
+    """Refuses tensors of an iteration, which devices are to exchange."""
     if any(map(is_of_iteration, tensors)):
         raise RuntimeError(
             "Devices cannot exchange what one iteration of `tf.vectorized_map` "

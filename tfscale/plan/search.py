@@ -25,8 +25,7 @@ def rank(
 ) -> list[Prediction]:
     """All plans that fit, the fastest first, and among equals the simplest.
 
-    Raises:
-        ValueError: If nothing divides the batch, or nothing fits.
+    A `ValueError` says so if nothing divides the batch, or nothing fits.
     """
     found = _predict_all(table, num_devices, batch_size, device)
     if not found:

@@ -250,10 +250,7 @@ def _have_side_effects(stages):
 
 
 def _users(stages, done):
-    """The actions that make and that read each tensor of a microbatch.
-
-    `done` are kind and stage of all actions that there are.
-    """
+    """What makes and reads each tensor, of the kinds and stages in `done`."""
     of_all = keys.Param | keys.GradientSum
     makers = collections.defaultdict(set)
     readers = collections.defaultdict(set)

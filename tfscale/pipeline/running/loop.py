@@ -33,11 +33,7 @@ from tfscale.pipeline.tracing import keys
 
 
 def run(executor: Any, loop: Loop, makers: Users, readers: Users) -> None:
-    """Runs a loop for one replica.
-
-    Results are added to its `Executor`. Keys are `(rank, key)`; for makers and
-    readers see `find_loops`.
-    """
+    """Adds the results to the `Executor` of a replica; see `find_loops`."""
     body = loop.body
     for microbatch, (rank, key) in loop.registers:
         executor.tensors[rank].get(microbatch, key)  # An array may have it.

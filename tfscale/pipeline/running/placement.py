@@ -43,11 +43,7 @@ def _ranks(plan):
 
 
 def on_device_of_inputs():
-    """Within it, an operation runs on the device of its inputs.
-
-    For what an optimizer does to gradients before it updates variables: norms,
-    clipping, scaling. Without it, all of them would go to one device.
-    """
+    """Without it, all norms, clipping and scaling would be on one device."""
 
     def device(operation):
         for tensor in operation.inputs:

@@ -195,10 +195,9 @@ class PipelineStep:
         return {(r, key) for r in range(self._num_ranks) for key in wanted}
 
     def sum_gradients(self, gradients) -> dict[int, tf.Tensor]:
-        """Gradients of the global batch, by number.
+        """Gradients of the global batch, by number, or this replica's shard.
 
-        The moments that layers noted are summed in the same all-reduce. Where
-        replicas divide slots, gradients are this replica's shard.
+        The moments that layers noted are summed in the same all-reduce.
         """
         sums = sum_over_replicas(
             self.strategy.extended,
@@ -210,10 +209,7 @@ class PipelineStep:
     def assign(
         self, result: StepResult, noting: batch_norm.NotedMoments
     ) -> None:
-        """Assigns this replica's components of what the layers changed.
-
-        Moving averages are updated by `noting`, with the sums of gradients.
-        """
+        """Assigns states; `noting` updates averages with sums of gradients."""
         for layer, moments in result.moments:
             with tf.device(moments.device):
                 averages = batch_norm.MovingAverages.of(layer, moments.shape[1])

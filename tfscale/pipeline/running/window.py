@@ -43,10 +43,7 @@ class Window(NamedTuple):
 
 
 def in_windows(function: Callable, size: int) -> Callable:
-    """A train function that draws windows of batches from its iterator.
-
-    The last one of an epoch has what is left.
-    """
+    """Has a train function draw windows; the last of an epoch may be short."""
 
     @functools.wraps(function)
     def call(iterator):
@@ -67,10 +64,7 @@ def _first(iterator, count) -> Iterator[Any]:
 
 
 def with_equal_shapes(batches) -> list[Any]:
-    """The batches, with `None` for the sizes in which they differ.
-
-    All of them then run the same functions.
-    """
+    """Batches with `None` where sizes differ: all run the same functions."""
     flat = [keras.tree.flatten(batch) for batch in batches]
     result = []
     for tensors in flat:

@@ -47,10 +47,7 @@ class Call:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All variables of the layer, and those among the arguments.
-
-        States of random generators and of metrics are included.
-        """
+        """Those of the layer, its generators, metrics, and the arguments."""
         flat = keras.tree.flatten((self.args, self.kwargs))
         variables = [
             *getattr(self.operation, "variables", []),

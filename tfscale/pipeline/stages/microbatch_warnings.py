@@ -1,8 +1,4 @@
-"""Checks where the numbers of microbatches differ from those of one device.
-
-Differences that a trace shows are warned of once: a layer that changes a
-variable in every call does so once per microbatch.
-"""
+"""Checks where the numbers of microbatches differ from those of one device."""
 
 import warnings
 from collections.abc import Sequence

@@ -102,7 +102,6 @@ def _trace_calls(graph, length):
 
 
 def _sized(spec, length):
-    """A spec in which unknown sizes, but that of the batch, are a length."""
     if spec.shape is None or None not in spec.shape[1:]:
         return spec
     sizes = [length if size is None else size for size in spec.shape[1:]]
@@ -180,11 +179,7 @@ def map_calls(
 
 
 def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
-    """The spec of a tensor of the model with `rows` examples.
-
-    Raises:
-        ValueError: If another size than that of the batch is unknown.
-    """
+    """The spec of a tensor; a `ValueError` if more than its rows is unknown."""
     spec = graph.with_rows(value, rows)
     if None in spec.shape:
         raise ValueError(

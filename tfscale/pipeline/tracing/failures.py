@@ -29,9 +29,7 @@ def noted(layer: str, stage: int):
 def explained(stages):
     """Within it, errors of the runtime name the layer and the stage.
 
-    Raises:
-        FloatingPointError: For a loss that is not finite.
-        tf.errors.OpError: For any other failure, of TensorFlow's class.
+    They keep TensorFlow's class, but for a `FloatingPointError` of the loss.
     """
     try:
         yield

@@ -125,10 +125,7 @@ def trace_on_ranks(
 
 
 def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
-    """A function for the divisors of a microbatch where masks decide them.
-
-    It is the forward of the whole model, less all that masks do not need.
-    """
+    """The forward of the whole model, less all that its masks do not need."""
     whole = dataclasses.replace(
         stages[-1],
         calls=tuple(call for stage in stages for call in stage.calls),
@@ -212,8 +209,7 @@ def _split(wrapped, graphs, devices=((),)):
 def _early_divisors(wrapped, graph):
     """What makes the divisors of a rank of targets alone; None if it cannot.
 
-    Backwards begin before the last forward ends: what divides their losses has
-    to be known before. No rank needs another one here.
+    Backwards, which begin before the last forward ends, need them.
     """
     results = {keys.DIVISORS: graph.forward[keys.DIVISORS]}
     needed = phases.needed_arguments(list(results.values()), graph.arguments)
