@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
+import tensorflow as tf
 from absl import app
 from absl import flags
 from absl.testing import absltest
@@ -260,6 +262,31 @@ class FlagsTest(parameterized.TestCase):
             self.assertRaisesRegex(app.UsageError, message),
         ):
             command.main(["launch", "program.py"])
+
+
+class DevicesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        {"chief": ["-1"], "worker": ["4,5", "6,7"], "ps": ["-1"]},
+        {"worker": ["4,5", "6,7"]},
+    )
+    def test_each_worker_has_gpus_of_its_own(self, **expected):
+        # The chief had those of the first worker, a server had all: whoever
+        # came first took their memory.
+        num_ps = len(expected.get("ps", ()))
+        flags.FLAGS.mark_as_parsed()
+        with (
+            flagsaver.flagsaver(devices_per_worker=2),
+            mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,5,6,7"),
+            mock.patch.object(
+                tf.config, "list_physical_devices", return_value=[None] * 4
+            ),
+        ):
+            tasks = command._local_tasks([0, 1], num_ps)
+        found = {}
+        for task in tasks:
+            visible = task.environ["CUDA_VISIBLE_DEVICES"]
+            found.setdefault(task.job, []).append(visible)
+        self.assertEqual(found, expected)
 
 
 class LauncherTest(_LaunchTest, parameterized.TestCase):

@@ -52,8 +52,8 @@ NUM_PS = flags.DEFINE_integer(
 DEVICES_PER_WORKER = flags.DEFINE_integer(
     "devices_per_worker",
     None,
-    "GPUs of this machine for each worker, in turn; where it has none, as "
-    "many virtual CPU devices.",
+    "GPUs of this machine for each worker, in turn, and none for a chief and "
+    "parameter servers; where it has none, as many virtual CPU devices.",
     lower_bound=1,
 )
 HOSTS = flags.DEFINE_list(
@@ -256,8 +256,11 @@ def _task(cluster, local_rank):
         "TF_CONFIG": cluster.to_tf_config(),
     }
     count = DEVICES_PER_WORKER.value
-    if count and cluster.job in ("worker", "chief"):
-        gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.list_physical_devices("GPU") if count else []
+    if gpus and "ps" in cluster.jobs and cluster.job != "worker":
+        # TensorFlow would take the memory of those of the workers.
+        environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    elif count and cluster.job != "ps":
         if not gpus:
             environ["TFSCALE_VIRTUAL_DEVICES"] = str(count)
         elif (local_rank + 1) * count > len(gpus):
