@@ -122,6 +122,14 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         # It became another one.
         with self.assertRaisesRegex(ValueError, f"32 bits.*{token}"):
             data.tokens([0, token, 0], length=1)
+        path = self.create_tempfile(content="text").full_path
+        with self.assertRaisesRegex(ValueError, f"32 bits.*{path}"):
+            data.text(path, 1, tokenizer=lambda _: np.array([0, token]))
+
+    @parameterized.parameters((0, 8), (8, -1), (8,))
+    def test_a_size_of_images_that_is_none(self, *size):
+        with self.assertRaisesRegex(ValueError, "`image_size` must be"):
+            data.image_folder("nothing", image_size=size)
 
     def test_a_dataset_that_is_none(self):
         with self.assertRaisesRegex(TypeError, "from_generator"):

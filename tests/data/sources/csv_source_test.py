@@ -51,6 +51,17 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         ):
             data.csv(path, dtypes={"a": "int32"})
 
+    @parameterized.parameters(
+        # What tf.data said of it named neither the file nor the column.
+        ("x,x\n1,2\n", {}, "there once.*'x', 'x'"),
+        # All lines were damaged, it said.
+        ("x\u00e9y\n1\u00e92\n", {"delimiter": "\u00e9"}, "one ASCII"),
+    )
+    def test_columns_that_cannot_be_told_apart(self, text, arguments, error):
+        path = self.create_tempfile(content=text).full_path
+        with self.assertRaisesRegex(ValueError, error):
+            data.csv(path, dtypes={"x": "int32"}, **arguments)
+
     def test_booleans_as_programs_write_them(self):
         words = ["true", "True", "TRUE", "1", "false", "False", "FALSE", "0"]
         words += [" true ", ""]

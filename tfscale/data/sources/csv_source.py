@@ -45,7 +45,7 @@ def csv(
         label: String, the column to be predicted, or None.
         has_header: Whether the first line of each file names the columns;
             without, `dtypes` does, in order.
-        delimiter: String of one character.
+        delimiter: String of one ASCII character.
         on_damage: `"raise"`, with the file and the offset, when a line has too
             few or too many fields, or one that is not of the column's dtype, or
             `"skip"`: such lines are left out, and counted in a warning.
@@ -58,8 +58,8 @@ def csv(
         FileNotFoundError: If no file matches.
         tf.errors.DataLossError: If a line cannot be read, or a file is of
             another format.
-        ValueError: If a column is missing, or files have different columns, or
-            a dtype is not one of those above.
+        ValueError: If a column is missing or there twice, or files have
+            different columns, or a dtype is not one of those above.
 
     Example:
 
@@ -71,9 +71,9 @@ def csv(
     2
     """
     check_on_damage(on_damage)
-    if len(delimiter) != 1:
+    if len(delimiter.encode()) != 1:
         raise ValueError(
-            "`delimiter` must be one character. Received: "
+            "`delimiter` must be one ASCII character. Received: "
             f"delimiter={delimiter!r}."
         )
     texts = [_CsvFile(path, has_header) for path in file_source.match(pattern)]
@@ -82,11 +82,12 @@ def csv(
     columns = list(dtypes)
     if has_header and texts:
         columns = _columns(texts, delimiter)
-    missing = sorted({*dtypes, *([label] if label else [])} - set(columns))
-    if missing or not dtypes or (label is not None and label not in dtypes):
+    wrong = any(columns.count(name) != 1 for name in dtypes)
+    if wrong or not dtypes or (label is not None and label not in dtypes):
         raise ValueError(
             "`dtypes` and `label` must name columns of the files, at least "
-            "one, and the label needs a dtype. Received: dtypes="
+            "one, each of which is there once, and the label needs a dtype. "
+            "Received: dtypes="
             f"{ {name: dtype.name for name, dtype in dtypes.items()} }, "
             f"label={label!r}; the columns are {columns}."
         )

@@ -97,10 +97,11 @@ def image_folder(
 def _check(image_size, num_channels):
     sizes = () if image_size is None else tuple(np.ravel(image_size))
     if image_size is not None and (
-        len(sizes) != 2 or not all(isinstance(n, np.integer) for n in sizes)
+        len(sizes) != 2
+        or not all(isinstance(n, np.integer) and n > 0 for n in sizes)
     ):
         raise ValueError(
-            "`image_size` must be (height, width) or None. Received: "
+            "`image_size` must be (height, width) in pixels or None. Received: "
             f"image_size={image_size!r}."
         )
     if num_channels not in (1, 3, 4):

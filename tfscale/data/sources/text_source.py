@@ -113,5 +113,7 @@ def text(
         if tokenizer is None:
             rows.append(np.frombuffer(data, np.uint8))
         else:
-            rows.append(np.asarray(tokenizer(data.decode("utf-8")), np.int32))
+            ids = np.asarray(tokenizer(data.decode("utf-8")), np.int64)
+            array_source.check_int32(ids, f"file {path}")
+            rows.append(ids.astype(np.int32))
     return tokens(np.concatenate(rows), length, stride=stride)
