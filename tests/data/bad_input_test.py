@@ -231,6 +231,20 @@ class EmptyAndUnequalTest(tf.test.TestCase, parameterized.TestCase):
                 input_context=context,
             )
 
+    def test_padding_has_weight_0_in_weights_of_any_structure(self):
+        # A dict of them was an AttributeError. Those of time steps were
+        # multiplied along the wrong dimension, with no error in a square.
+        steps = 1.0 + np.arange(12.0).reshape(4, 3)
+        source = data.arrays(
+            np.arange(4), np.arange(4), {"a": np.ones(4), "b": steps}
+        )
+        first, last = data.pipeline(
+            source, batch_size=3, shuffle=False, remainder="pad"
+        )
+        self.assertAllEqual(first[2]["b"], steps[:3])
+        self.assertAllEqual(last[2]["b"], [steps[3], [0] * 3, [0] * 3])
+        self.assertAllEqual(last[2]["a"], [1, 0, 0])
+
     def test_padding_without_a_place_for_weights(self):
         with self.assertRaisesRegex(ValueError, "sample_weight"):
             data.pipeline(

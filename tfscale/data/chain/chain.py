@@ -16,6 +16,7 @@ one number is easier to tune.
 
 import functools
 
+import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
@@ -186,7 +187,12 @@ def _weighted(batch, real):
             f"because padding has weight 0. Received: {batch}. Use "
             "remainder='drop' or 'keep', or return (x, y) from `parse`."
         )
-    x, y, *weight = batch
-    if not weight:
+    x, y, *weights = batch
+    if not weights:
         return x, y, real
-    return x, y, weight[0] * tf.cast(real, weight[0].dtype)
+
+    def masked(weight):
+        of_rows = tf.reshape(real, [-1, *[1] * (weight.shape.rank - 1)])
+        return weight * tf.cast(of_rows, weight.dtype)
+
+    return x, y, keras.tree.map_structure(masked, weights[0])
