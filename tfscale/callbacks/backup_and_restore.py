@@ -4,6 +4,7 @@ import logging
 import signal
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
@@ -119,7 +120,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._signals = tuple(signals)
         self._exit_code = exit_code
         self._stop_signals: StopSignals | None = None
-        self._run: Run | None = None
+        self._run: Any = None  # a `Run`, as long as `fit` runs
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Finds the newest backup, from which `fit` continues."""
@@ -159,13 +160,11 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Notes the epoch."""
-        if self._run is not None:
-            self._run.on_epoch_begin(epoch)
+        self._run.on_epoch_begin(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Notes how far training has come."""
-        if self._run is not None:
-            self._run.on_train_batch_end(batch)
+        self._run.on_train_batch_end(batch)
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Follows validation through its data."""
@@ -179,14 +178,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Completes the logs of an epoch that resumed after its last step."""
-        if self._run is not None:
-            self._run.on_epoch_end(logs)
+        self._run.on_epoch_end(logs)
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Reports the cost of interruptions and saves; removes the backups."""
-        if self._run is not None:
-            logging.info("BackupAndRestore: %s.", self._run.end())
-            self._run.stop_late()
+        logging.info("BackupAndRestore: %s.", self._run.end())
+        self._run.stop_late()
         if self._delete_checkpoint and self._workers.index == 0:
             self._folder.clear()
         self._leave()

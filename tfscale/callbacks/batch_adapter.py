@@ -12,13 +12,7 @@ from tfscale.fit.fit import Fit
 
 
 class BatchAdapter:
-    """Changes the batch size of a pipeline between epochs.
-
-    Args:
-        batch_sizes: `(smallest, largest)`, integers: the range of global batch
-            sizes. None to keep the batch size.
-        learning_rate: "adascale" or "sqrt"; None to leave it as it is.
-    """
+    """Adapts to a noise scale, by arguments of `GradientNoiseScale`."""
 
     def __init__(
         self, batch_sizes: tuple[int, int] | None, learning_rate: str | None

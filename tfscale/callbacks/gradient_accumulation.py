@@ -133,15 +133,12 @@ class GradientAccumulation(keras.callbacks.Callback):
         )
 
     def _can_go_on(self, before, noise):
-        """Whether the steps of an earlier fit are traced for this one too.
-
-        The number is that of the data of one callback.
-        """
+        """Whether the steps of an earlier fit are traced for this one too."""
         if before is None or before.noise is not noise:
             return False
         if before.plain is not self.model.train_function:
             return False
-        if self.num_microbatches == "auto":
+        if self.num_microbatches == "auto":  # found for one callback's data
             return before is self._accumulation
         return before.microbatches.number == self.num_microbatches
 

@@ -68,11 +68,7 @@ def with_replaced(
     shuffle: bool | int,
     replaced: Mapping[str, Any],
 ) -> tuple[tf.data.Options, bool | int]:
-    """`options` and `shuffle` with the replaced arguments of the last release.
-
-    Raises:
-        TypeError: If no release had such an argument.
-    """
+    """`options` and `shuffle` with replaced arguments of the last release."""
     options = tf.data.Options().merge(options or tf.data.Options())
     for name, value in replaced.items():
         if name not in _REPLACED:

@@ -177,7 +177,7 @@ def pipeline(
     parsed = recipe.map_parsed(tf.data.Dataset.from_tensors(raw))
     _check_dense(parsed.element_spec)
     first = parsed.get_single_element()
-    lints.check_functions(parsed, _with_seed(augment))
+    lints.check_functions(parsed, augment)
     recipe = dataclasses.replace(recipe, spec=_spec_of(recipe, first))
     recipe = parsing.decided(recipe, parse_batch, raw)
     can_name = named.can_name(recipe, functools.partial(chain.made, recipe))
@@ -223,13 +223,6 @@ def _spec_of(recipe, first):
         return tf.TensorSpec(shape, first.dtype)
 
     return keras.tree.map_structure(spec_of_any, known, first)
-
-
-def _with_seed(augment):
-    if augment is None:
-        return None
-    seed = tf.zeros([2], tf.int64)
-    return lambda *record: augment(*record, seed=seed)
 
 
 def _options(asked, context):

@@ -122,12 +122,7 @@ class StepQueue:
 
 @contextlib.contextmanager
 def explained(cluster: Cluster) -> Iterator[None]:
-    """Explains the failure behind an error of TensorFlow.
-
-    Raises:
-        ConnectionError: If a parameter server is lost.
-        ValueError: If data has ended.
-    """
+    """Explains the failure behind an error of TensorFlow."""
     try:
         yield
     except tf.errors.OutOfRangeError as error:

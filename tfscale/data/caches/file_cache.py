@@ -25,11 +25,7 @@ _ABOUT = "about.json"
 
 
 class FileCache:
-    """Parsed records of a directory that `write` has written.
-
-    Raises:
-        ValueError: If the directory does not hold a whole cache.
-    """
+    """Parsed records of a directory that `write` has written."""
 
     def __init__(self, directory: str, spec: Any):
         self._directory = directory
@@ -52,11 +48,7 @@ class FileCache:
             ) from error
 
     def check(self, numbers: Iterable[int], records: tf.data.Dataset) -> None:
-        """Compares records, parsed now, with the kept records of `numbers`.
-
-        Raises:
-            ValueError: If they differ.
-        """
+        """Compares records, parsed now, with the kept records of `numbers`."""
         kept = tf.data.Dataset.from_tensor_slices(numbers).map(
             lambda number: self.get_or_make(number, None)
         )
@@ -113,11 +105,7 @@ def path_of(
 def write(
     directory: str, records: tf.data.Dataset, spec: Any, need: int
 ) -> None:
-    """Writes all parsed records, of `need` bytes, unless a cache is there.
-
-    Raises:
-        OSError: If the disk is too small, or becomes full.
-    """
+    """Writes all parsed records, of `need` bytes, unless a cache is there."""
     _sweep(directory)
     if os.path.isdir(directory):
         return

@@ -35,9 +35,7 @@ class NotOnBatchesError(Exception):
 def on_batches(function: Callable[..., Any], raw: Any) -> Callable[..., Any]:
     """The function of a record as one of a batch and the records' `numbers`.
 
-    Raises:
-        NotOnBatchesError: If an operation does not take a batch in place of
-            the record `raw`.
+    `raw` is a record.
     """
     spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, raw)
     traced = tf.function(function).get_concrete_function(spec)

@@ -19,12 +19,7 @@ _COMPARED = 8  # records of a cache that are parsed again and compared
 
 
 def cached(recipe, kind, cache_dir, first, budget):
-    """The recipe with its cache; `budget` is in bytes of memory.
-
-    Raises:
-        ValueError: If the kind is unknown, or the cache does not fit.
-        OSError: If a cache file cannot be written.
-    """
+    """The recipe with its cache; `budget` is in bytes of memory."""
     if kind is False or kind is None:
         kind = "none"
     if kind not in KINDS:
@@ -85,7 +80,7 @@ def cached(recipe, kind, cache_dir, first, budget):
 
 def _choose(recipe, cache_dir, need, budget):
     source = recipe.source
-    if source.in_memory and recipe.parse is None and source.decode is None:
+    if source.in_memory and not recipe.parses:
         return "none"  # the records are in memory as they are
     if need <= budget and recipe.service is None and recipe.has_one_shape:
         return "memory"

@@ -62,12 +62,21 @@ def keyed_batches(recipe, position):
     # The number of a whole epoch: see `stream`.
     size = recipe.plan.batch_size
     records = batches.map(lambda *b: stream.declare(b, size)).unbatch()
-    return _batched(recipe, _augmented(recipe, records))
+    augmented = records.map(
+        lambda key, record: (key, _augment(recipe, key, record)),
+        **recipe.parallel(),
+        name="augment",
+    )
+    return _batched(recipe, augmented)
 
 
 def keyed_records(recipe, position):
     """The chain up to batches: a dataset of `(key, record)`."""
-    return _mapped(recipe, _raw_records(recipe, position))
+    return _raw_records(recipe, position).map(
+        lambda key, raw=None: (key, made(recipe, key, raw)),
+        **recipe.parallel(),
+        name="record",
+    )
 
 
 def _raw_records(recipe, position):
@@ -123,26 +132,11 @@ def _raw_batches(recipe, position):
     return batches
 
 
-def _augmented(recipe, records):
-    def augment(key, record):
-        return key, _augment(recipe, key, record)
-
-    return records.map(augment, **recipe.parallel(), name="augment")
-
-
 def _augment(recipe, key, record):
     seed = tf.random.experimental.stateless_fold_in(
         key[stream.SEED_AND_EPOCH], key[stream.RECORD]
     )
     return recipe_lib.call(recipe.augment, record, seed=seed)
-
-
-def _mapped(recipe, records):
-    return records.map(
-        lambda key, raw=None: (key, made(recipe, key, raw)),
-        **recipe.parallel(),
-        name="record",
-    )
 
 
 def made(recipe, key, raw=None):

@@ -26,11 +26,7 @@ _TRIED = 16  # records
 def decided(
     recipe: Recipe, parse_batch: Callable[..., Any] | None, raw: Any
 ) -> Recipe:
-    """The recipe with its way of parsing; `raw` is the first record as read.
-
-    Raises:
-        ValueError: If `parse_batch` does not return what `parse` does.
-    """
+    """The recipe with its way of parsing; `raw` is the first record as read."""
 
     def chosen(reason, function=None, in_batches=False):
         return dataclasses.replace(

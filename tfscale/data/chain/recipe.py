@@ -104,9 +104,14 @@ class Recipe:
                 record = tuple(record) if isinstance(record, list) else record
         return record
 
+    @property
+    def parses(self):
+        """Whether records differ from those that are read."""
+        return self.source.decode is not None or self.parse is not None
+
     def map_parsed(self, records):
         """A dataset of unparsed records, parsed."""
-        if self.source.decode is None and self.parse is None:
+        if not self.parses:
             return records
         # A tuple is several arguments to `map`, and one record to `parsed`.
         is_tuple = isinstance(records.element_spec, tuple)

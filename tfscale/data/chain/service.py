@@ -27,10 +27,6 @@ def reach(address, *, patience=30.0):
     """Waits up to `patience` seconds until a dispatcher answers.
 
     tf.data itself would wait for ever without a message.
-
-    Raises:
-        ValueError: If it is no such address.
-        ConnectionError: If nothing answers there.
     """
     protocol, found, target = address.partition("://")
     host, _, port = target.rpartition(":")

@@ -8,6 +8,8 @@ from typing import Any
 import rich.console
 import rich.table
 
+from tfscale import formatting
+
 _TELLING = 1.05  # a gain below this is noise
 
 
@@ -176,9 +178,11 @@ class Explanation:
         Args:
             path: String, where to write the picture; its suffix says how.
         """
-        from matplotlib import figure  # an extra
-
-        picture = figure.Figure(figsize=(8, 0.5 * len(self.stages) + 1.5))
+        picture = formatting.new_figure(
+            "save_picture",
+            "print the explanation",
+            figsize=(8, 0.5 * len(self.stages) + 1.5),
+        )
         axes = picture.subplots()
         names = [stage.name for stage in self.stages]
         added = [stage.added_seconds * 1e3 for stage in self.stages]
@@ -194,4 +198,4 @@ class Explanation:
                 self.step_seconds * 1e3, color="black", label="the model's step"
             )
             axes.legend()
-        picture.savefig(path, bbox_inches="tight")
+        picture.savefig(path)

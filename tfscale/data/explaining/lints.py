@@ -95,12 +95,7 @@ def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
 def check_functions(
     dataset: tf.data.Dataset, augment: Callable[..., Any] | None
 ) -> None:
-    """Checks the maps of a dataset, which are `parse`, and `augment`.
-
-    Raises:
-        ValueError: If `augment` draws from hidden random state, or `parse`
-            draws random numbers, which the cache would keep.
-    """
+    """Checks the maps of a dataset, which are `parse`, and `augment`."""
     drawn = {op for stage in _maps(dataset) for op in stage.random}
     if drawn:
         raise ValueError(
@@ -111,7 +106,8 @@ def check_functions(
             "`tf.random.stateless_*` or `tf.image.stateless_*`."
         )
     if augment is not None:
-        dataset = dataset.map(augment)
+        seed = tf.zeros([2], tf.int64)
+        dataset = dataset.map(lambda *record: augment(*record, seed=seed))
     for stage in _maps(dataset):
         if stage.stateful_random:
             raise ValueError(

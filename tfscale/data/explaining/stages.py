@@ -90,7 +90,7 @@ def _recipe_prefixes(recipe):
         names_failed=False,
     )
     steps = [("read", bare)]
-    if _parses(recipe):
+    if recipe.parses:
         name = "parse" if recipe.cache is None else "parse or cache"
         steps.append((name, dataclasses.replace(recipe, augment=None)))
     if recipe.augment is not None:
@@ -110,17 +110,13 @@ def _recipe_prefixes(recipe):
     return found
 
 
-def _parses(recipe):
-    return recipe.source.decode is not None or recipe.parse is not None
-
-
 def _recipe_savings(recipe, times):
     if recipe.parallelism != _AUTO:
         mapped = [t for t in times if t.name not in ("batch", "prefetch")]
         seconds = sum(t.added_seconds for t in mapped)
         share = _idle_share(recipe.parallelism)
         yield "parallelism=tf.data.AUTOTUNE", seconds * share
-    if recipe.cache is None and _parses(recipe) and recipe.record_bytes():
+    if recipe.cache is None and recipe.parses and recipe.record_bytes():
         need = recipe.record_bytes() * recipe.source.num_records
         where = "memory" if need <= memory.budget() else "file"
         read, parsed = times[:2]

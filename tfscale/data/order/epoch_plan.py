@@ -35,30 +35,18 @@ class EpochStart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EpochPlan:
-    """How one worker divides the epoch.
+    """How one worker divides the epoch."""
 
-    Attributes:
-        num_records: Records that this worker's source can read.
-        limit: Records that determine the number of steps: `num_records`,
-            unless workers have different files.
-        global_batch: Positions in a step, over the workers that share a line.
-        num_workers: Workers that share the line.
-        worker: The index of this worker.
-        batches_per_step: Batches of the worker's slice, one for each of its
-            replicas.
-        remainder: `"drop"`, `"pad"` or `"keep"`.
-        lines: The number of lines: the number of workers if each has its own
-            files, else 1.
-    """
-
-    num_records: int
+    num_records: int  # that this worker's source can read
+    # Records that determine the number of steps: `num_records`, unless workers
+    # have different files.
     limit: int
-    global_batch: int
-    num_workers: int
+    global_batch: int  # positions in a step, over workers that share a line
+    num_workers: int  # that share the line
     worker: int
-    batches_per_step: int
+    batches_per_step: int  # of the worker's slice, one for each replica
     remainder: str
-    lines: int
+    lines: int  # the number of workers if each has its own files, else 1
 
     @property
     def slice_size(self):
@@ -169,9 +157,6 @@ def make_plan(
 
     `replicas` is the number of replicas of all workers, `sizes` a list of each
     worker's number of records if workers have their own files, else None.
-
-    Raises:
-        ValueError: If workers would not get equal batches, or none at all.
     """
     if remainder not in REMAINDERS:
         raise ValueError(
@@ -199,11 +184,7 @@ def make_plan(
 
 
 def with_batch_size(plan: EpochPlan, batch_size: int) -> EpochPlan:
-    """A plan of the same records in batches of another global size.
-
-    Raises:
-        ValueError: As `make_plan`.
-    """
+    """A plan of the same records in batches of another global size."""
     workers = plan.lines * plan.num_workers
     _check_batch_size(batch_size, workers * plan.batches_per_step, workers)
     plan = dataclasses.replace(plan, global_batch=batch_size // plan.lines)

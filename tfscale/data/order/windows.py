@@ -34,11 +34,7 @@ _COPIES = 4  # windows in memory: read, gathered, waiting, consumed
 def window_size(
     source: Source, shuffle: bool, window: int | None, budget: int
 ) -> int:
-    """The number of records that are mixed; `budget` is in bytes.
-
-    Raises:
-        ValueError: If the requested window does not fit the budget.
-    """
+    """The number of records that are mixed; `budget` is in bytes."""
     if isinstance(source, IndexedSource) or not shuffle:
         return window or _WINDOW_RECORDS
     record = getattr(source, "record_bytes", 0) or memory.size_of(

@@ -204,11 +204,7 @@ class _CsvFile:
         return [name.strip() for name in names]
 
     def check(self, columns, dtypes, delimiter, raises):
-        """Leaves out lines that cannot be read; returns how many.
-
-        Raises:
-            tf.errors.DataLossError: If there is one and the file `raises`.
-        """
+        """Leaves out lines that cannot be read, or `raises`; how many."""
         with tf.io.gfile.GFile(self.path, "rb") as file:
             contents = file.read()
         lines = self.lines(contents)

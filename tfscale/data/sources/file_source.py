@@ -15,13 +15,7 @@ Pattern = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def match(pattern: Pattern) -> list[str]:
-    """The files that a pattern names, sorted.
-
-    Raises:
-        FileNotFoundError: If a pattern matches nothing, or a directory.
-        TypeError: If it is no pattern.
-        ValueError: If TensorFlow does not know the file system.
-    """
+    """The files that a pattern names, sorted."""
     if isinstance(pattern, str | os.PathLike):
         pattern = [pattern]
     if not isinstance(pattern, Iterable) or isinstance(pattern, bytes):

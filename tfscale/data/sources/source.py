@@ -18,32 +18,21 @@ _STRING = tf.TensorSpec([], tf.string)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Source:
-    """Records of one kind.
+    """Records of one kind."""
 
-    Attributes:
-        kind: The builder's name, for explanations.
-        decode: Function from a record as it is read to the record, or None if
-            they are the same.
-        split: Function `(num_workers, worker)` that returns a worker's own
-            source and the sizes of all workers' sources; None if there are no
-            files to divide.
-        in_memory: Whether a cache of unparsed records gains nothing.
-        class_names: Strings, the names of classes if labels are numbers.
-        num_skipped: Integer, damaged records that were left out.
-        identity: Function that returns bytes, which differ for other records,
-            if a few records do not tell; else None.
-        order: Function `(positions, seed, epoch, shuffle)` that returns the
-            records at positions of an epoch, for a source with its own order;
-            `num_records` then counts positions. None: any order will do.
-    """
-
-    kind: str
+    kind: str  # the builder's name, for explanations
+    # From a record as it is read to the record, where they differ.
     decode: Callable[..., Any] | None = None
+    # From `(num_workers, worker)` to the worker's own source and the sizes of
+    # all workers' sources, if there are files to divide.
     split: Callable[[int, int], tuple[Any, list[int]]] | None = None
-    in_memory: bool = False
-    class_names: tuple[str, ...] = ()
-    num_skipped: int = 0
+    in_memory: bool = False  # a cache of unparsed records gains nothing
+    class_names: tuple[str, ...] = ()  # if labels are numbers
+    num_skipped: int = 0  # damaged records that were left out
+    # Bytes that differ for other records, if a few records do not tell.
     identity: Callable[[], bytes] | None = None
+    # From `(positions, seed, epoch, shuffle)` to the records at positions of an
+    # epoch, which `num_records` counts; None if any order will do.
     order: Callable[..., tf.Tensor] | None = None
 
     def __post_init__(self):
@@ -65,21 +54,14 @@ class _Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexedSource(_Source):
-    """Records that can be read one by one, in any order, at the same price.
-
-    Attributes:
-        num_records: Integer.
-        read: Function of an int64 scalar that returns the record; by default
-            by `gather`.
-        gather: Function of an int64 vector that returns a batch of records,
-            if that is cheaper than `read`; else None.
-        quick_decode: A cheaper `decode` whose errors do not name the record;
-            else None.
-    """
+    """Records that can be read one by one, in any order, at the same price."""
 
     num_records: int
+    # From an int64 scalar to the record; by default by `gather`.
     read: Callable[[tf.Tensor], Any] = None  # type: ignore[assignment]
+    # From an int64 vector to a batch of records, if cheaper than `read`.
     gather: Callable[[tf.Tensor], Any] | None = None
+    # A cheaper `decode` whose errors do not name the record.
     quick_decode: Callable[..., Any] | None = None
 
     def __post_init__(self):
@@ -105,23 +87,17 @@ class IndexedSource(_Source):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockSource(_Source):
-    """Records that are read in runs of neighbours.
+    """Records that are read in runs of neighbours."""
 
-    Attributes:
-        blocks: int64 array of shape `(num_blocks, 2)`: the number of records
-            of each block, and their bytes in memory.
-        read_block: Function of an int64 scalar, the block's number, that
-            returns a `tf.data.Dataset` of one element, a batch of its records.
-            Strings that cannot be read are `DAMAGED`.
-        locate: Function of an int64 scalar, a record's number, that returns
-            its file and the offset in it, for errors.
-        record_spec: Structure of `tf.TensorSpec`, a record as it is read.
-    """
-
+    # int64, of shape `(num_blocks, 2)`: the number of records of each block,
+    # and their bytes in memory.
     blocks: np.ndarray
+    # From the number of a block, an int64 scalar, to a dataset of one element,
+    # a batch of its records. Strings that cannot be read are `DAMAGED`.
     read_block: Callable[[tf.Tensor], tf.data.Dataset]
+    # From the number of a record to its file and the offset in it, for errors.
     locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    record_spec: Any = _STRING
+    record_spec: Any = _STRING  # of a record as it is read
 
     def __post_init__(self):
         # The sizes of the files tell most data apart.
@@ -139,11 +115,7 @@ class BlockSource(_Source):
         return int(self.blocks[:, 1].sum()) / max(self.num_records, 1)
 
     def first(self) -> Any:
-        """The first record, as eager tensors.
-
-        Raises:
-            tf.errors.DataLossError: If it cannot be read.
-        """
+        """The first record, as eager tensors."""
         # In a dataset: some operations that read blocks run nowhere else.
         record = self.sample(1).get_single_element()
         strings = [t for t in tf.nest.flatten(record) if t.dtype == tf.string]
@@ -274,11 +246,7 @@ def from_python(
 def of_worker(
     source: Source, shard: str, context: tf.distribute.InputContext
 ) -> tuple[Source, list[int] | None]:
-    """A worker's source and, if files are divided, the sizes of all sources.
-
-    Raises:
-        ValueError: If there are no files to divide.
-    """
+    """A worker's source and, if files are divided, the sizes of all sources."""
     if shard not in ("records", "files"):
         raise ValueError(
             f'`shard` must be "records" or "files". Received: shard={shard!r}.'

@@ -55,10 +55,6 @@ class TableColumns:
         names: List of strings, the columns that are read.
         spec: Structure of `tf.TensorSpec`, a row as it is read.
         decode: Function of such a row that parses its lists, or None.
-
-    Raises:
-        ValueError: If a column is missing or there twice, or holds none
-            of numbers, dates, strings, and lists and objects of these.
     """
 
     def __init__(self, schema: Any, columns: Sequence[str] | None):
@@ -87,11 +83,7 @@ class TableColumns:
             yield from _without_objects((name,), table.column(name))
 
     def arrays(self, table: Any) -> list[np.ndarray]:
-        """The values of a pyarrow table, in the order of the flat `spec`.
-
-        Raises:
-            ValueError: If the lists within a row are no array.
-        """
+        """The values of a pyarrow table, in the order of the flat `spec`."""
         found = {
             path: values_of(path, column, self._leaves[path])
             for path, column in self._columns(table)
@@ -253,9 +245,6 @@ def values_of(
     """The values of a pyarrow column without objects, row by row.
 
     The path of keys and the numbers of the rows are for errors.
-
-    Raises:
-        ValueError: If the lists within a row are no array.
     """
     from pyarrow import compute
 

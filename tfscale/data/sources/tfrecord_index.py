@@ -24,19 +24,12 @@ _LOCAL_CHUNK, _REMOTE_CHUNK = 64 << 10, 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class FileIndex:
-    """The records of one file.
-
-    Attributes:
-        path: String.
-        offsets: int64 array, where each record begins.
-        sizes: int64 array, bytes of each record in the file.
-        damage: Offset of what cannot be read, and why; else None.
-    """
+    """The records of one file."""
 
     path: str
-    offsets: np.ndarray
-    sizes: np.ndarray
-    damage: tuple[int, str] | None
+    offsets: np.ndarray  # int64, where each record begins
+    sizes: np.ndarray  # int64, bytes of each record in the file
+    damage: tuple[int, str] | None  # offset of what cannot be read, and why
 
     def without(self, numbers: Sequence[int]) -> "FileIndex":
         """The index without some records, given by their numbers."""
@@ -48,11 +41,7 @@ class FileIndex:
 
 
 def scan(path: str) -> FileIndex:
-    """Reads the headers of an uncompressed file.
-
-    Returns:
-        A `FileIndex`, up to the first damage to the framing.
-    """
+    """The index of an uncompressed file, up to damage to the framing."""
     end = tf.io.gfile.stat(path).length
     headers, at = _walk(path, end)
     sizes = headers[:, :8].copy().view("<u8")[:, 0] + np.uint64(FRAME)
