@@ -50,11 +50,11 @@ class DataPosition:
 
     @property
     def _pipeline(self):
-        return _pipeline_in(fitting.source_of(self._epochs))[0]
+        return _pipeline_in(self._epochs)[0]
 
     @property
     def _is_direct(self):
-        return _pipeline_in(fitting.source_of(self._epochs))[1]
+        return _pipeline_in(self._epochs)[1]
 
     def _position(self):
         if self._pipeline is None:
@@ -237,14 +237,20 @@ class DataPosition:
                 )
 
 
-def _pipeline_in(dataset):
-    """The pipeline in a dataset, and whether its batches are the dataset's."""
-    is_direct = True
+def _pipeline_in(epochs):
+    """The pipeline in the data of epochs, and whether its batches are theirs.
+
+    An epoch of Keras that ends with a `repeat` has several of the pipeline.
+    """
+    dataset, is_direct = fitting.source_of(epochs), True
+    same = ["prefetch", "options"]
+    if epochs.steps_per_epoch is not None:
+        same.append("repeat")
     while isinstance(dataset, tf.data.Dataset):
         if isinstance(dataset, ResumableDataset):
             return dataset, is_direct
         kind = type(dataset).__name__.lower()
-        if not any(word in kind for word in ("repeat", "prefetch", "options")):
+        if not any(word in kind for word in same):
             is_direct = False
         inputs = datasets.inputs_of(dataset)
         dataset = inputs[0] if len(inputs) == 1 else None
