@@ -9,7 +9,7 @@ import tfscale
 
 
 class Recorder(keras.Model):
-    """Trains on numbers, and records which."""
+    """Trains and is evaluated on numbers, and records which."""
 
     def __init__(self):
         super().__init__()
@@ -20,8 +20,15 @@ class Recorder(keras.Model):
         return self.dense(inputs)
 
     def train_step(self, data):
-        self.seen.append(data[0].numpy().ravel().astype(int).tolist())
+        self.record(data)
         return super().train_step(data)
+
+    def test_step(self, data):
+        self.record(data)
+        return super().test_step(data)
+
+    def record(self, data):
+        self.seen.append(data[0].numpy().ravel().astype(int).tolist())
 
 
 class Interrupted(Exception):
@@ -29,17 +36,28 @@ class Interrupted(Exception):
 
 
 class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
-    def batches(self, of_pipeline, folder=None, interrupt_at=None, **arguments):
-        """The batches that two epochs train on."""
+    def batches(
+        self,
+        of_pipeline,
+        folder=None,
+        interrupt_at=None,
+        of_validation=None,
+        **arguments,
+    ):
+        """The batches that a `fit` trains and is evaluated on."""
 
         def interrupt(batch, logs):
             if len(model.seen) == interrupt_at:
                 raise Interrupted
 
-        numbers = np.arange(8, dtype="float32")[:, None]
-        pipeline = tfscale.data.pipeline(
-            tfscale.data.arrays(numbers, numbers), batch_size=4, seed=1
-        )
+        def pipeline(first, seed):
+            numbers = first + np.arange(8, dtype="float32")[:, None]
+            source = tfscale.data.arrays(numbers, numbers)
+            return tfscale.data.pipeline(source, batch_size=4, seed=seed)
+
+        if of_validation is not None:
+            validation = of_validation(pipeline(100, seed=2))
+            arguments["validation_data"] = validation
         callbacks = [
             keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
         ]
@@ -49,8 +67,8 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         model.compile("sgd", "mse", run_eagerly=True)
         try:
             model.fit(
-                of_pipeline(pipeline),
-                epochs=2,
+                of_pipeline(pipeline(0, seed=1)),
+                epochs=3,
                 verbose=0,
                 callbacks=callbacks,
                 **arguments,
@@ -71,13 +89,24 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
     def test_records_of_a_pipeline_are_those_without_a_backup(
         self, of_pipeline, arguments
     ):
-        expected = self.batches(of_pipeline, **arguments)
+        self.assert_same_batches(of_pipeline, **arguments)
+
+    def test_a_validation_of_repeated_data_goes_on_with_the_next_epoch(self):
+        # After the interruption it was the same epoch again and again: in the
+        # middle of one, where it was thought to be, it is not moved on.
+        self.assert_same_batches(
+            lambda x: x,
+            of_validation=lambda x: x.repeat(),
+            validation_steps=3,
+        )
+
+    def assert_same_batches(self, *data, **arguments):
+        expected = self.batches(*data, **arguments)
         folder = self.create_tempdir().full_path
-        found = self.batches(of_pipeline, folder, **arguments)
+        found = self.batches(*data, folder, **arguments)
         self.assertEqual(found, expected)
-        middle = len(expected) // 2 + 1
-        found = self.batches(of_pipeline, folder, middle, **arguments)
-        found += self.batches(of_pipeline, folder, **arguments)
+        found = self.batches(*data, folder, interrupt_at=6, **arguments)
+        found += self.batches(*data, folder, **arguments)
         self.assertEqual(found, expected)
 
 

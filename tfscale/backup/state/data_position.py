@@ -170,7 +170,8 @@ class DataPosition:
                 before, if that has a number of steps.
         """
         if self._is_direct:
-            position = PositionValue(*state["position"])
+            # Each validation starts at the beginning of an epoch.
+            position = PositionValue(*state["position"])._replace(index=0)
             self._pipeline.position.assign(**position._asdict())
         else:
             fitting.set_known_batches(self._epochs, state["known"])
