@@ -113,11 +113,7 @@ def _decision_for(model, num_ranks, rules=frozenset()):
 
 
 def analyse(model, num_ranks: int) -> ShardingDecision:
-    """Decides, and notes, which outputs of a functional model stay sharded.
-
-    Warns:
-        UserWarning: If layers are sharded without a partner.
-    """
+    """Decides, and notes, which outputs of a functional model stay sharded."""
     rules = {call.rule for call in sharded_calls(model) if call.rule}
     for rule in rules:
         rule.reset()
@@ -248,7 +244,7 @@ def missing_partners(
 
 
 def _is_swapped(rule, came_sharded, after):
-    """Whether the first layer scatters its input, and the next one gathers."""
+    """Whether the rule scatters its input, and the one after it gathers."""
     return (
         rule.sink_dim is not None
         and rule.source_dim is None

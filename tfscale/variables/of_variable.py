@@ -8,18 +8,12 @@ from tfscale.variables.sharding import Sharding
 
 
 def sharding_of(variable) -> Sharding:
-    """How a variable of Keras or TensorFlow is sharded over its mesh.
-
-    A variable of no mesh is on one device.
-    """
+    """How a variable is sharded; one of no mesh is whole."""
     return getattr(value_of(variable), "sharding", None) or _whole(variable)
 
 
 def state_sharding_of(variable) -> Sharding:
-    """How the optimizer's states of a variable are sharded.
-
-    As the variable's, and with `zero_stage=1` over the data axis too.
-    """
+    """How the optimizer's states of a variable are sharded."""
     value = value_of(variable)
     return getattr(value, "state_sharding", None) or _whole(variable)
 

@@ -30,8 +30,6 @@ class ShardedVariable(MeshVariable):
     Within `collectives.local_shards` a slot is the component's shard, and a
     weight is the shard of the rank, gathered over the replicas. Where a
     strategy updates components, both are the component's shard.
-
-    Created by `MeshStrategy` for sharded variables, not by users.
     """
 
     def __init__(

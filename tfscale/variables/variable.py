@@ -72,10 +72,7 @@ class _Common:
 
 
 class MeshVariable(_Common, symbols.MirroredVariable):
-    """A variable with equal components on one device of every replica.
-
-    Created by `MeshStrategy` in its scope, not by users.
-    """
+    """A variable with equal components on one device of every replica."""
 
     @property
     def sharding(self) -> Sharding:

@@ -78,8 +78,7 @@ class OptimizerStateSharding:
     def max_gathered_bytes(self) -> int:
         """The bytes of gathered weights that may be alive on a replica.
 
-        Two weights, one in use and one on its way, even if they are the two
-        largest.
+        The two largest weights: one in use, one on its way.
         """
         return sum(self._largest)
 

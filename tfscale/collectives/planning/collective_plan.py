@@ -1,9 +1,4 @@
-"""A collective is data: round by round, who sends which chunk to whom.
-
-Code that simulates, draws or executes plans takes any `CollectivePlan`; those
-that have a name are in `algorithms.py`. What the operations mean is in
-`contents.py`.
-"""
+"""A collective is data: round by round, who sends which chunk to whom."""
 
 import collections
 import dataclasses

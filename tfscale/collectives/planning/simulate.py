@@ -173,14 +173,10 @@ class _Clock:
         devices = range(plan.num_devices)
         if plan.operation == "reduce":
             devices = [plan.root]
-        ready = {
-            device: max(
-                self._when(device, chunk) for chunk in range(plan.num_chunks)
-            )
-            for device in devices
-        }
-        for device in sorted(ready, key=ready.__getitem__):
-            end = max(end, self._work(device, ready[device], size))
+        chunks = range(plan.num_chunks)
+        ready = [(max(self._when(d, c) for c in chunks), d) for d in devices]
+        for when, device in sorted(ready):
+            end = max(end, self._work(device, when, size))
         return end
 
     def _cut(self):

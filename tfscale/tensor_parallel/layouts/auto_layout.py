@@ -16,11 +16,7 @@ from tfscale.tensor_parallel.layouts.layouts import AXIS
 
 
 class FoundLayout(keras.distribution.TensorLayout):
-    """The result of `auto_layout_map`.
-
-    A gathered output is worth a warning if the user sharded the layer, and none
-    for a layout that was found.
-    """
+    """Of `auto_layout_map`: a gathered output is worth no warning."""
 
     is_found = True
 

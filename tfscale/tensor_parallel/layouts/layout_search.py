@@ -20,19 +20,15 @@ from tfscale.tensor_parallel.layouts.projections import projection_of
 
 
 class LayoutPlan:
-    """The layouts of one model that have been decided so far.
-
-    Attributes:
-        size: Size of the model axis.
-        notes: Why something that could be sharded is replicated.
-        embedding_rows: Numbers of rows of the embeddings that are sharded.
-        last_matrix: The last projection from units to units, or None.
-    """
+    """The layouts of one model, for an axis of some size, decided so far."""
 
     def __init__(self, size: int):
         self.size = size
+        # Why something that could be sharded is replicated.
         self.notes: dict[str, str] = {}
+        # Numbers of rows of the embeddings that are sharded.
         self.embedding_rows: set[int] = set()
+        # The last projection from units to units.
         self.last_matrix: Projection | None = None
         self._axes: dict[int, tuple[str | None, ...]] = {}
 

@@ -96,8 +96,12 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                 f" another call ends at {end}. Record outermost calls only."
             )
         end = max(end, call.operations.stop)
-        shards: list[Any] = [*call.made, *call.sinks]
-        for shard in shards:
+        before = range(call.operations.start)
+        declared: list[Any] = [
+            *((x, before, "An input", "before") for x in call.sinks),
+            *((x, call.operations, "An output", "by") for x in call.made),
+        ]
+        for shard, made_in, what, when in declared:
             size = shard.tensor.shape[shard.dim]
             if not size or size % num_ranks:
                 raise ValueError(
@@ -105,19 +109,10 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                     f"divides. Received: {call.key!r}, dim {shard.dim} of "
                     f"shape {shard.tensor.shape}, num_ranks={num_ranks}."
                 )
-        for sink in call.sinks:
-            index = made_at.get(sink.tensor.op.name)
-            if index is None or index >= call.operations.start:
-                raise ValueError(
-                    "An input of a layer call is made before its operations. "
-                    f"Received: {sink.tensor.name!r}, made at {index}, and "
-                    f"operations={call.operations} of {call.key!r}."
-                )
-        for shard in call.made:
             index = made_at.get(shard.tensor.op.name)
-            if index not in call.operations:
+            if index not in made_in:
                 raise ValueError(
-                    "An output of a layer call is made by its operations. "
+                    f"{what} of a layer call is made {when} its operations. "
                     f"Received: {shard.tensor.name!r}, made at {index}, and "
                     f"operations={call.operations} of {call.key!r}."
                 )

@@ -1,8 +1,4 @@
-"""Labels of operations that compute, and where to find those of any other.
-
-Operations that make or take shapes, whose operand itself depends on the
-division, are in `shape_rules.py`.
-"""
+"""Labels of operations that compute, and where to find those of any other."""
 
 import tensorflow as tf
 

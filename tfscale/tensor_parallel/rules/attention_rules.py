@@ -88,6 +88,7 @@ def _is_whole(dense):
 
 class _Attention(rules.Rule):
     shares_input = True
+    collectives: tuple[str, ...] = ()  # beside those of the projections
 
     def __init__(self, layer, columns):
         super().__init__(layer)
@@ -99,10 +100,6 @@ class _Attention(rules.Rule):
         # Of dropped-out scores, whose heads are sharded.
         for generator in rank_seeds.generators(layer):
             rank_seeds.attach(generator)
-
-    @property
-    def collectives(self):
-        return ()  # beside those of the projections
 
     @property
     def sum_layer(self):
@@ -167,12 +164,10 @@ class _Attention(rules.Rule):
 class _GroupedAttention(_Attention):
     """Every rank has its share of the query heads, and all others."""
 
-    @property
-    def collectives(self):
-        return (
-            "all-reduce of the keys' and values' input gradient",
-            "all-reduce of the keys' and values' weight gradients",
-        )
+    collectives = (
+        "all-reduce of the keys' and values' input gradient",
+        "all-reduce of the keys' and values' weight gradients",
+    )
 
     def local_heads(self):
         layer, changed = self.layer, super().local_heads()

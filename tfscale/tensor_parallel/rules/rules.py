@@ -133,8 +133,7 @@ class Rule(abc.ABC):
 def runs_as(layer, kinds, *methods: str) -> bool:
     """Whether a layer computes what one of these classes of Keras does.
 
-    `methods` are methods and properties that `call` uses; a subclass may
-    have overridden.
+    A subclass may override `methods`, or properties, that `call` uses.
     """
     kind = layer.__class__  # without its adapter (in_place.py)
     return any(

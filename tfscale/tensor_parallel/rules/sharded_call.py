@@ -24,18 +24,14 @@ _FAMILIES = (attention_rules, dense_rules, embedding_rules, channel_rules)
 
 def make_rule(layer) -> Rule | None:
     """The rule of a built layer; None if its weights are gathered."""
-    for family in _FAMILIES:
-        rule = family.make_rule(layer)
-        if rule is not None:
-            return rule
-    return None
+    made = (family.make_rule(layer) for family in _FAMILIES)
+    return next((rule for rule in made if rule is not None), None)
 
 
 def layers_with_rules(callers: list) -> list:
-    """The layers that may need a rule when a sharded variable is made.
+    """Of the layers being built, those that a new sharded variable concerns.
 
-    Of the layers being built these are the innermost, which creates the
-    variable, and those whose rule covers the layers in them.
+    The innermost creates it; the rule of another may cover the layers in it.
     """
     *around, maker = callers
     return [
@@ -45,10 +41,7 @@ def layers_with_rules(callers: list) -> list:
 
 
 def scale_dim(layer, name: str, rank: int) -> int | None:
-    """The dim along which a layer's new variable is sharded as a scale of int8.
-
-    It is that of the weight; None if the variable is no such scale.
-    """
+    """The dim of a new scale of int8 that is sharded as its weight, or None."""
     if name == "kernel_scale":
         rule = dense_rules.make_rule(layer)
         if rule is None or rule.source_dim is None:
@@ -80,20 +73,17 @@ def call_of(layer) -> "ShardedCall | None":
 
 
 class ShardedCall:
-    """How a layer with sharded variables runs.
-
-    Attributes:
-        is_decided: Whether analysis of a model has seen the layer.
-        is_found: Whether all of its layouts were found, not asked for.
-        reason: Why it gathers its output at once, by the last analysis.
-    """
+    """How a layer with sharded variables runs."""
 
     def __init__(self, layer, apply_decision):
         self._layer = layer
         self._apply_decision = apply_decision
         self._kind = self._rule = None
+        # Whether analysis of a model has seen the layer.
         self.is_decided = False
+        # Whether all of its layouts were found, not asked for.
         self.is_found = True
+        # Why it gathers its output at once, by the last analysis.
         self.reason = None
 
     @property

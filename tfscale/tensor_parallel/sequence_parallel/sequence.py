@@ -157,11 +157,7 @@ class Boundary:
 
 
 def attach_boundaries(layer: keras.Layer) -> None:
-    """Puts boundaries around the methods of a layer; once.
-
-    One is around `call`, where tensors are gathered or sharded by a plan, and
-    one around a method that only reads shapes.
-    """
+    """Puts boundaries around `call`, and methods that read shapes; once."""
     if boundary_of(layer) is None:
         adapt_layer(layer, sequence_boundary=Boundary(layer))
         if any(

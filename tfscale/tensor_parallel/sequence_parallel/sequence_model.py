@@ -67,11 +67,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
 
 
 def apply_decision(num_ranks: int, rule) -> None:
-    """Sets the rule of a layer about to run as its model has it.
-
-    Raises:
-        _Prepared: If this is a trial run and the model was not prepared.
-    """
+    """Sets the rule of a layer about to run as its model has it."""
     if rank_state.current().prepares_models:
         model = analysis.model_in_call()
         if model is not None and call_of(model) is None:
@@ -139,11 +135,7 @@ class ModelCall:
             return call(inputs, *args, **kwargs)
 
     def plan_for(self, inputs) -> sequence.SequencePlan | None:
-        """The plan for inputs, or `tf.TensorSpec`s, of these shapes, or None.
-
-        Warns:
-            UserWarning: If nothing can be sharded along the sequence.
-        """
+        """The plan for inputs, or `tf.TensorSpec`s; None, after a warning."""
         calls = list(analysis.sharded_calls(self._model))
         key = (
             # LoRA changes the variables.
