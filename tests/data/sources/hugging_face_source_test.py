@@ -183,7 +183,8 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
             ran.append(batch["x"])
             return {
                 "image": [np.full([x, 2], x, np.uint8) for x in batch["x"]],
-                "half": [x / 2 for x in batch["x"]],
+                # An integer among them is as much.
+                "half": [x // 2 if x == 2 else x / 2 for x in batch["x"]],
                 "none": [float("nan") for _ in batch["x"]],
                 "name": batch["y"],
                 "words": [[y, "w"] for y in batch["y"]],
@@ -220,6 +221,22 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
                 "'x' with a N",
             ),
             (lambda b: {"x": [1, 2, 3]}, ValueError, "3 of 1 in column 'x'"),
+            # 2.5 was 2, because the row before it was an integer.
+            (
+                lambda b: {"x": [x if x < 2 else 2.5 for x in b["x"]]},
+                ValueError,
+                "'x' with float64 .* of int64",
+            ),
+            (
+                lambda b: {"x": [x if x < 2 else [x] for x in b["x"]]},
+                ValueError,
+                "shape .1,. after 0",
+            ),
+            (
+                lambda b: {"x": ["a" if x < 2 else x for x in b["x"]]},
+                ValueError,
+                "'x' with int64 .* of string",
+            ),
         ):
             with self.assertRaisesRegex(error, words):
                 data.hugging_face(table.with_transform(transform))

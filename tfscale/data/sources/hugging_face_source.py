@@ -286,18 +286,27 @@ def _serialized(name, arrays, leaf):
     """Arrays, which may differ in their sizes only, as bytes."""
     found = np.empty([len(arrays)], object)
     for row, array in enumerate(arrays):
-        leaf_here = _leaf_of_array(array)
-        if leaf_here != leaf:
-            raise ValueError(
-                "Arrays of a column must be of one dtype and number of "
-                f"dimensions. Received: {name!r} with {leaf_here.dtype.name} "
-                f"of shape {array.shape} after {leaf.rank} dimensions of "
-                f"{leaf.dtype.name}. Make them so with the dataset's `map`, "
-                f"images by `cast_column({name!r}, "
-                "datasets.Image(mode='RGB'))`."
-            )
+        _check_like(name, array, leaf)
         found[row] = table_columns.serialized(array, leaf.dtype)
     return found
+
+
+def _check_like(name, array, leaf):
+    """Refuses a value that differs from the first one of its column."""
+    here = _leaf_of_array(array)
+    is_number = not leaf.rank and not here.rank and leaf.dtype != tf.string
+    dtype = leaf.dtype.as_numpy_dtype
+    # Integers among floats are floats; the other way they would be rounded.
+    if here != leaf and not (
+        is_number and np.can_cast(array.dtype, dtype, "same_kind")
+    ):
+        raise ValueError(
+            "Arrays of a column must be of one dtype and number of dimensions."
+            f" Received: {name!r} with {here.dtype.name} of shape "
+            f"{array.shape} after {leaf.rank} dimensions of "
+            f"{leaf.dtype.name}. Make them so with the dataset's `map`, images "
+            f"by `cast_column({name!r}, datasets.Image(mode='RGB'))`."
+        )
 
 
 def _transformed_rows(dataset, columns):
@@ -319,9 +328,11 @@ def _transformed_rows(dataset, columns):
             leaf = leaves.setdefault(name, _leaf_of_array(arrays[0]))
             if leaf.rank:
                 found[name] = _serialized(name, arrays, leaf)
-            else:
-                dtype = object if leaf.dtype == tf.string else arrays[0].dtype
-                found[name] = np.array([a.item() for a in arrays], dtype)
+                continue
+            for array in arrays:
+                _check_like(name, array, leaf)
+            values = [array.item() for array in arrays]
+            found[name] = np.array(values, leaf.dtype.as_numpy_dtype)
         return found
 
     read(tried[:1])  # fills `leaves`
