@@ -190,6 +190,32 @@ class DistributedTest(tf.test.TestCase, parameterized.TestCase):
             ):
                 next(iter(pipeline))
 
+    def test_workers_with_files_of_their_own_end_together(self):
+        # Other batch sizes and positions were not looked at again: a worker
+        # had a batch for which the others did not come.
+        folder = self.create_tempdir().full_path
+        for number, count in enumerate((10, 12)):
+            path = os.path.join(folder, f"{number}.tfrecord")
+            with tf.io.TFRecordWriter(path) as writer:
+                for _ in range(count):
+                    writer.write(b"record")
+        for worker in range(2):
+            pipeline = data.pipeline(
+                data.tfrecords(os.path.join(folder, "*.tfrecord")),
+                batch_size=8,
+                shard="files",
+                input_context=tf.distribute.InputContext(2, worker, 2),
+            )
+            self.assertLen(list(pipeline), 3)
+            rule = r"as many batches as the others.* \[10, 12\] records"
+            with self.assertRaisesRegex(ValueError, f"{rule}, from record 0"):
+                pipeline.with_batch_size(4)
+            pipeline.position.assign(epoch=1, index=4)
+            with self.assertRaisesRegex(
+                tf.errors.InvalidArgumentError, f"{rule}, from record 2 of each"
+            ):
+                next(iter(pipeline))
+
     def test_from_function_with_files_of_its_own(self):
         folder = self.create_tempdir().full_path
         for number in range(4):

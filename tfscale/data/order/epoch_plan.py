@@ -47,6 +47,7 @@ class EpochPlan:
     batches_per_step: int  # of the worker's slice, one for each replica
     remainder: str
     lines: int  # the number of workers if each has its own files, else 1
+    sizes: tuple[int, ...] = ()  # records of all workers that have their own
 
     @property
     def slice_size(self):
@@ -114,10 +115,19 @@ class EpochPlan:
             at_index=at_index,
         )
 
-    def check_last_batch(self, first):
-        """Refuses an epoch from a position on that a worker cannot end."""
+    def check_end(self, first):
+        """Refuses an epoch from a position on that workers cannot end."""
+        if self.remainder != "keep":
+            return
+        if len({self.steps_in(size - first) for size in self.sizes}) > 1:
+            raise ValueError(
+                "Every worker must have as many batches as the others. "
+                f"Received: files with {list(self.sizes)} records, from record "
+                f"{first} of each on, remainder='keep'. Use remainder='pad' or "
+                "'drop', or shard='records'."
+            )
         last = (self.limit - first) % self.global_batch
-        if self.remainder == "keep" and 0 < last < self.num_workers:
+        if 0 < last < self.num_workers:
             raise ValueError(
                 "Every worker must get a record of the last batch with "
                 f"remainder='keep'. Received: {last} records in it for "
@@ -178,8 +188,9 @@ def make_plan(
         batches_per_step=replicas // workers,
         remainder=remainder,
         lines=lines,
+        sizes=tuple(sizes or ()),
     )
-    _check_steps(plan, batch_size, sizes)
+    _check_steps(plan, batch_size)
     return plan
 
 
@@ -188,7 +199,7 @@ def with_batch_size(plan: EpochPlan, batch_size: int) -> EpochPlan:
     workers = plan.lines * plan.num_workers
     _check_batch_size(batch_size, workers * plan.batches_per_step, workers)
     plan = dataclasses.replace(plan, global_batch=batch_size // plan.lines)
-    _check_steps(plan, batch_size, None)
+    _check_steps(plan, batch_size)
     return plan
 
 
@@ -202,7 +213,7 @@ def _check_batch_size(batch_size, replicas, workers):
         )
 
 
-def _check_steps(plan, batch_size, sizes):
+def _check_steps(plan, batch_size):
     if plan.num_records == 0:
         raise ValueError(
             "The dataset is empty: there is nothing to train on. Check the "
@@ -214,18 +225,10 @@ def _check_steps(plan, batch_size, sizes):
             f"Received: {plan.limit} records, batch_size={batch_size}. Use "
             "remainder='pad' or 'keep', or a smaller batch."
         )
-    if plan.remainder != "keep":
-        return
-    if plan.batches_per_step > 1:
+    if plan.remainder == "keep" and plan.batches_per_step > 1:
         raise ValueError(
             "With remainder='keep' a worker can have one replica, because the "
             "last batch cannot be cut evenly for more. Received: "
             f"{plan.batches_per_step} replicas. Use remainder='pad' or 'drop'."
         )
-    if sizes is not None and len({plan.steps_in(n) for n in sizes}) > 1:
-        raise ValueError(
-            "Every worker must have as many batches as the others. Received: "
-            f"files with {sizes} records, remainder='keep'. Use "
-            "remainder='pad' or 'drop', or shard='records'."
-        )
-    plan.check_last_batch(0)
+    plan.check_end(0)

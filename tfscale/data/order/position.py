@@ -160,7 +160,7 @@ class Position(tf.Module):
         if is_read_ahead and moving != epoch_plan.NONE:
             moving = epoch_plan.LAST
         start = plan.start(seed, epoch, index, moving)
-        plan.check_last_batch(start.first)
+        plan.check_end(start.first)
         return start
 
     def _first_moving(self):
