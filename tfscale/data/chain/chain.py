@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from tfscale.data import single_device
 from tfscale.data.chain import named
-from tfscale.data.chain import padding
 from tfscale.data.chain import recipe as recipe_lib
 from tfscale.data.chain import service
 from tfscale.data.order import buffered
@@ -154,11 +153,48 @@ def made(recipe, key, raw=None):
 
 
 def _batched(recipe, records):
-    whole = recipe.plan.remainder != "keep"
-    if recipe.padding is not None:
-        size = recipe.plan.batch_size
-        return padding.batched(records, recipe.padding, size, whole)
-    return records.batch(recipe.plan.batch_size, drop_remainder=whole)
+    size, whole = recipe.plan.batch_size, recipe.plan.remainder != "keep"
+    if recipe.padding is None:
+        return records.batch(size, drop_remainder=whole)
+    key, record = records.element_spec
+    values = (tf.zeros([], key.dtype), _padding(recipe.padding, record))
+    return records.padded_batch(
+        size, padding_values=values, drop_remainder=whole
+    )
+
+
+def _padding(padding, record):
+    """The value with which each component of a record is padded."""
+    if not keras.tree.is_nested(padding):
+        number = padding  # one for all components is none for strings
+        padding = keras.tree.map_structure(
+            lambda spec: "" if spec.dtype == tf.string else number, record
+        )
+    try:
+        keras.tree.assert_same_structure(record, padding)
+    except ValueError as error:
+        raise ValueError(
+            "`padding` must be a number, or a structure like that of a record."
+            f" Received: padding={padding!r} for records {record}."
+        ) from error
+    return keras.tree.map_structure(
+        lambda spec, value: _padding_value(value, spec), record, padding
+    )
+
+
+def _padding_value(value, spec):
+    if spec.shape.rank is not None and spec.shape.is_fully_defined():
+        return tf.zeros([], spec.dtype)  # never used
+    try:
+        return tf.constant(
+            bool(value) if spec.dtype == tf.bool else value, spec.dtype
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`padding` must be a value of the dtype of what is padded. "
+            f"Received: {value!r} for {spec.dtype.name} of shape {spec.shape}. "
+            "Give a structure like a record, with a value for each part."
+        ) from error
 
 
 def _deliver(recipe, position):
