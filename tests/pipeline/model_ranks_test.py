@@ -79,6 +79,38 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             unmoved=("wide_0_bias", "wide_1_bias"),
         )
 
+    def test_convolutions_with_a_bias_in_bfloat16(self):
+        # Grappler fused them into an operation that a graph refuses.
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        random = np.random.RandomState(0)
+        x = random.randn(8, 6, 6, 4).astype("float32")
+        y = random.randn(8, 3).astype("float32")
+
+        def trained(model):
+            model.compile("sgd", "mse")
+            (loss,) = model.fit(x, y, verbose=0).history["loss"]
+            return loss, model.predict(x, verbose=0)
+
+        def build():
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((6, 6, 4))
+            wide = LAYERS.Conv2D(8, 3, activation="relu", name="wide_0")
+            x = LAYERS.Conv2D(4, 1, name="narrow_0")(wide(inputs))
+            x = LAYERS.GlobalAveragePooling2D()(x)
+            return keras.Model(inputs, LAYERS.Dense(3)(x))
+
+        mesh = tfscale.device_mesh(pipeline=2, model=2)
+        layout_map = keras.distribution.LayoutMap(mesh)
+        layout_map[".*wide_0/kernel"] = (None, None, None, "model")
+        layout_map[".*wide_0/bias"] = ("model",)
+        layout_map[".*narrow_0/kernel"] = (None, None, "model", None)
+        with tfscale.MeshStrategy(mesh, layout_map).scope():
+            model = tfscale.PipelineModel(build(), num_microbatches=2)
+            loss, predictions = trained(model)
+        loss_of_one, predictions_of_one = trained(build())
+        self.assertAllClose(loss, loss_of_one, rtol=1e-2)
+        self.assertAllClose(predictions, predictions_of_one, atol=2e-2)
+
 
 class PlacementTest(tf.test.TestCase):
     def test_every_shard_is_on_its_stage_and_rank(self):

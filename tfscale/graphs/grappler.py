@@ -33,16 +33,28 @@ def optimise(subgraph: Subgraph) -> Subgraph:
         [*subgraph.feeds, *subgraph.captures, *keep]
     )
     config = tf.compat.v1.ConfigProto()
+    rewriting = config.graph_options.rewrite_options
     # It turns differentiated branches into operations that cannot be traced.
-    config.graph_options.rewrite_options.disable_tfg_optimizer = True
+    rewriting.disable_tfg_optimizer = True
     # By default graphs of less than four nodes are left alone.
-    config.graph_options.rewrite_options.min_graph_nodes = -1
+    rewriting.min_graph_nodes = -1
+    if any(map(_is_bfloat16_convolution, meta_graph.graph_def.node)):
+        # It fuses them with a bias into an operation that runs, but that no
+        # graph can be given: it is not defined for bfloat16.
+        rewriting.remapping = rewriting.OFF
     optimised = symbols.tf_optimizer.OptimizeGraph(
         config, meta_graph, verbose=False, cluster=_cluster()
     )
     for node in _control_flow(optimised):
         node.attr[attributes.LOWERED].b = True
     return dataclasses.replace(subgraph, graph_def=optimised)
+
+
+def _is_bfloat16_convolution(node):
+    return (
+        node.op == "Conv2D"
+        and node.attr["T"].type == tf.bfloat16.as_datatype_enum
+    )
 
 
 @functools.cache
