@@ -76,8 +76,12 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     with strategy.scope():
         function = tf.function(serve, autograph=False)
         concrete = function.get_concrete_function(_specs(model))
+    tracked = tf.Module()
+    # Copies and shards of variables, each on its own device, and tables.
+    tracked.values = list(concrete.graph.variables)
+    tracked.tables = _tables(model)
     tf.saved_model.save(
-        _Tracked(concrete.graph.variables, _tables(model)),
+        tracked,
         os.fspath(path),
         signatures=concrete,
         options=tf.saved_model.SaveOptions(
@@ -88,15 +92,6 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
             experimental_custom_gradients=False,
         ),
     )
-
-
-class _Tracked(tf.Module):
-    """Copies and shards of variables, each on its own device, and tables."""
-
-    def __init__(self, variables, tables):
-        super().__init__()
-        self.values = list(variables)
-        self.tables = tables
 
 
 def _tables(model):

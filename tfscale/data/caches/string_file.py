@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfscale.data.caches.row_file import check_record
 from tfscale.data.sources import tfrecord_index
-from tfscale.data.sources import tfrecord_source
 
 _RECORDS, _OFFSETS = "records.tfrecord", "offsets.npy"
 
@@ -45,7 +44,7 @@ class StringFile:
     def _read_one(self, index):
         offset = tf.gather(self._offsets, index)
         size = tf.gather(self._offsets, index + 1) - offset
-        records = tfrecord_source.from_offset(self._path, offset, size)
+        records = tfrecord_index.from_offset(self._path, offset, size)
         # An error of the file does not name the record. `range` ends it: a
         # file that cannot be opened fails for ever.
         record = tf.data.Dataset.zip(tf.data.Dataset.range(1), records)

@@ -67,7 +67,7 @@ def hugging_face(
     >>> source.num_records, source.read(1)["y"].numpy()
     (2, b'b')
     """
-    if _is_streamed(dataset):
+    if hasattr(dataset, "n_shards") and not hasattr(dataset, "__len__"):
         return _streamed(dataset, columns, num_records)
     _check(dataset, num_records)
     if dataset.format["type"] == "custom":
@@ -98,10 +98,6 @@ def hugging_face(
         identity=mark,
         decode=_decoder(leaves),
     )
-
-
-def _is_streamed(dataset):
-    return hasattr(dataset, "n_shards") and not hasattr(dataset, "__len__")
 
 
 def _check(dataset, num_records):

@@ -9,11 +9,12 @@ first step.
 import dataclasses
 import os
 import struct
-from collections.abc import Callable
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+
+from tfscale.data.sources import file_blocks
 
 _LENGTH = struct.Struct("<Q")
 _HEADER = 12
@@ -137,19 +138,33 @@ def compression_of(path: str) -> str:
     return ""
 
 
-def damaged_data(
-    index: FileIndex, read: Callable[[np.int64], tf.data.Dataset]
-) -> list[int]:
-    """Numbers of the records whose data does not match its CRC.
+def from_offset(
+    path: str | tf.Tensor, offset: tf.Tensor, buffer_bytes: int | tf.Tensor
+) -> tf.data.Dataset:
+    """The records of a file from an offset on; in a dataset's function only."""
+    # TFRecordDatasetV2 loses its offsets when it is serialized (2.21), as for
+    # each iterator, but not in a function of another dataset.
+    variant = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[path],
+        compression_type="",
+        buffer_size=tf.cast(buffer_bytes, tf.int64),
+        byte_offsets=tf.reshape(tf.cast(offset, tf.int64), [1]),
+    )
+    return tf.data.experimental.from_variant(
+        variant, tf.TensorSpec([], tf.string)
+    )
 
-    `read` returns a dataset of the records from an offset on.
-    """
+
+def damaged_data(index: FileIndex) -> list[int]:
+    """Numbers of the records whose data does not match its CRC."""
     damaged, number = [], 0
     while number < len(index.offsets):
+        offset = tf.data.Dataset.from_tensors(index.offsets[number])
+        records = offset.flat_map(
+            lambda at: from_offset(index.path, at, file_blocks.BLOCK_BYTES)
+        )
         try:
-            for _ in read(index.offsets[number]).take(
-                len(index.offsets) - number
-            ):
+            for _ in records.take(len(index.offsets) - number):
                 number += 1
         except tf.errors.DataLossError:
             damaged.append(number)

@@ -1,6 +1,5 @@
 """TFRecord shards as a source."""
 
-import functools
 import os
 
 import numpy as np
@@ -90,9 +89,7 @@ def tfrecords(
             )
         skipped += index.damage is not None
         if on_damage == "skip" and not compression:
-            damaged = tfrecord_index.damaged_data(
-                index, functools.partial(_records, path)
-            )
+            damaged = tfrecord_index.damaged_data(index)
             skipped += len(damaged)
             index = index.without(damaged)
         indices.append(index)
@@ -114,29 +111,6 @@ def _check_compression(path, compression):
         )
 
 
-def _records(path, offset):
-    return tf.data.Dataset.range(1).flat_map(
-        lambda _: from_offset(path, offset, file_blocks.BLOCK_BYTES)
-    )
-
-
-def from_offset(
-    path: str | tf.Tensor, offset: tf.Tensor, buffer_bytes: int | tf.Tensor
-) -> tf.data.Dataset:
-    """The records of a file from an offset on; in a dataset's function only."""
-    # TFRecordDatasetV2 loses its offsets when it is serialized (2.21), as for
-    # each iterator, but not in a function of another dataset.
-    variant = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[path],
-        compression_type="",
-        buffer_size=tf.cast(buffer_bytes, tf.int64),
-        byte_offsets=tf.reshape(tf.cast(offset, tf.int64), [1]),
-    )
-    return tf.data.experimental.from_variant(
-        variant, tf.TensorSpec([], tf.string)
-    )
-
-
 def _source(indices, compression, skipped):
     blocks = []
     for number, index in enumerate(indices):
@@ -152,7 +126,9 @@ def _source(indices, compression, skipped):
         if compression:
             records = tf.data.TFRecordDataset(block.path, compression)
         else:
-            records = from_offset(block.path, block.begin, block.size)
+            records = tfrecord_index.from_offset(
+                block.path, block.begin, block.size
+            )
         whole = records.take(count).batch(count, drop_remainder=True)
         # `range` ends it: a file that cannot be opened fails for ever.
         counted = tf.data.Dataset.zip(tf.data.Dataset.range(count), records)
