@@ -35,6 +35,11 @@ class Interrupted(Exception):
     pass
 
 
+def numbered(pipeline):
+    zipped = tf.data.Dataset.zip(pipeline, tf.data.Dataset.range(99))
+    return zipped.map(lambda batch, number: batch)
+
+
 class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
     def batches(
         self,
@@ -85,6 +90,9 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         ("repeated for steps", lambda x: x.repeat(), {"steps_per_epoch": 3}),
         ("prefetched", lambda x: x.prefetch(2), {}),
         ("mapped", lambda x: x.map(lambda *batch: batch), {}),
+        # Which began with the first epoch again after an interruption.
+        ("zipped", numbered, {}),
+        ("concatenated", lambda x: x.concatenate(x), {}),
     )
     def test_records_of_a_pipeline_are_those_without_a_backup(
         self, of_pipeline, arguments

@@ -28,7 +28,7 @@ from tfscale.backup.files.tensor_shards import read_shard
 from tfscale.backup.files.tensor_shards import write_shards
 from tfscale.variables.sharding import Sharding
 
-FORMAT = 2
+FORMAT = 3
 _MANIFEST = "MANIFEST.json"
 _STATE = "state.json"
 _REASON = "REASON"

@@ -19,6 +19,7 @@ from tfscale.adapters import py_dataset
 from tfscale.backup.exactness import shuffles_late
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.order.position import PositionValue
+from tfscale.data.order.position import positions_of
 from tfscale.graphs.dataset_graph import stages_of
 
 # Settings of a dataset that change its speed, and not its records.
@@ -36,7 +37,7 @@ class DataPosition:
         self._num_made = 0
         self._num_drawn = 0
         self._drawn_before = []  # of each iterator but the last one
-        self._start = self._position()
+        self._starts = self._values()
         self._first_epoch = None
         py_dataset.keep_order(epochs)
         source = fitting.source_of(epochs)
@@ -56,10 +57,14 @@ class DataPosition:
     def _is_direct(self):
         return _pipeline_in(self._epochs)[1]
 
-    def _position(self):
-        if self._pipeline is None:
-            return None
-        return self._pipeline.position.value
+    def _positions(self):
+        """Those of all pipelines in the data, such as in a `zip`."""
+        source = fitting.source_of(self._epochs)
+        is_dataset = isinstance(source, tf.data.Dataset)
+        return positions_of(source) if is_dataset else []
+
+    def _values(self):
+        return [position.value for position in self._positions()]
 
     @property
     def _has_endless_epochs(self):
@@ -72,7 +77,7 @@ class DataPosition:
             self._drawn_before.append(self._num_drawn)
         self._num_made += 1
         self._num_drawn = 0
-        self._start = self._position()
+        self._starts = self._values()
 
     def drawn(self, count: int) -> None:
         """Called after training on batches."""
@@ -116,16 +121,16 @@ class DataPosition:
             "made": self._num_made,
             "drawn": self._num_drawn,
             "known": fitting.known_batches(self._epochs),
+            "starts": [list(value) for value in self._starts],
         }
         if self._shuffles_late:
             state["drawn_before"] = [
                 [number, len(list(same))]
                 for number, same in itertools.groupby(self._drawn_before)
             ]
-        if self._pipeline is not None:
-            state["start"] = list(self._start)
         if self._is_direct:
-            here = self._pipeline.position_after(self._start, self._num_drawn)
+            (start,) = self._starts
+            here = self._pipeline.position_after(start, self._num_drawn)
             state["position"] = list(here)
         return state
 
@@ -202,9 +207,8 @@ class DataPosition:
             iterator = fitting.make_iterator(self._epochs)
             self._draw(iterator, number)
             self._num_drawn = number
-        if self._pipeline is not None:
-            start = PositionValue(*state["start"])
-            self._pipeline.position.assign(**start._asdict())
+        for position, start in zip(self._positions(), state["starts"]):
+            position.assign(**PositionValue(*start)._asdict())
         return iterator
 
     def _go_on(self, drawn):
