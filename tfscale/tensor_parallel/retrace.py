@@ -141,10 +141,10 @@ class _Comparison:
                 )
             self._operation(op, other)
         if len(operations) != len(others):
+            first = repr(operations[0].name) if operations else "a layer"
             raise _Different(
                 f"a rank makes {len(others)} operations in place of "
-                f"{len(operations)}, or fails, after "
-                f"{operations[0].name if operations else 'a layer'!r}"
+                f"{len(operations)}, or fails, after {first}"
             )
 
     def _call(self, call, other):

@@ -258,13 +258,9 @@ def _called_in_two_ways(layer):
 
 
 def _sharded_layers(walk, edges):
-    sharded_inputs, sharded_outputs = {}, set()
+    takes, returns = {}, {}
     for edge in edges:
         if walk.may_be_gathered(edge.after):
-            if edge.position[0] == "out":
-                sharded_outputs.add(id(edge.boundary))
-            else:
-                sharded_inputs[id(edge.boundary)] = edge.boundary.layer.name
-    return tuple(
-        name for key, name in sharded_inputs.items() if key in sharded_outputs
-    )
+            found = returns if edge.position[0] == "out" else takes
+            found[id(edge.boundary)] = edge.boundary.layer.name
+    return tuple(name for key, name in takes.items() if key in returns)
