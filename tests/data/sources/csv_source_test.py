@@ -62,6 +62,18 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, error):
             data.csv(path, dtypes={"x": "int32"}, **arguments)
 
+    def test_a_file_that_changed_is_named(self):
+        # Its new lines were cut where those before had been.
+        path = self._path(b"x,y\n1,2\n3,4\n")
+        source = data.csv(path, dtypes={"y": "int32"})
+        pipeline = data.pipeline(source, batch_size=2, cache="none")
+        with open(path, "ab") as file:
+            file.write(b"5,6\n")
+        with self.assertRaisesRegex(
+            tf.errors.OpError, f"must not change.*{path} with 16 .* were 12"
+        ):
+            list(pipeline)
+
     def test_booleans_as_programs_write_them(self):
         words = ["true", "True", "TRUE", "1", "false", "False", "FALSE", "0"]
         words += [" true ", ""]

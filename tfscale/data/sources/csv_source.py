@@ -102,9 +102,18 @@ def csv(
     found = {text.path: text for text in texts if text.begins.size}
 
     def read(path, _):
-        lines = found[path].lines(tf.io.read_file(path))
+        text, contents = found[path], tf.io.read_file(path)
+        if (size := int(tf.strings.length(contents))) != text.size:
+            raise data_loss(
+                "A file must not change after its source was created. "
+                f"Received: file {path} with {size} bytes where there were "
+                f"{text.size}."
+            )
         fields = tf.io.decode_csv(
-            lines, defaults, field_delim=delimiter, select_cols=selected
+            text.lines(contents),
+            defaults,
+            field_delim=delimiter,
+            select_cols=selected,
         )
         values = {
             name: _is_one_of(field, _TRUE) if dtypes[name] == tf.bool else field
@@ -156,6 +165,7 @@ class _CsvFile:
 
     Attributes:
         path: String.
+        size: Integer, bytes.
         header: String, the first line if it names the columns, else "".
         begins: int64 array, where each other line begins.
         lengths: int64 array, their bytes without the end of the line.
@@ -176,7 +186,7 @@ class _CsvFile:
         ends = ends - returns  # lines end in CR LF as well
         filled = ends > begins
         begins, ends = begins[filled], ends[filled]
-        self.path = path
+        self.path, self.size = path, data.size
         self.header = ""
         if has_header and ends.size:
             header = data[begins[0] : ends[0]].tobytes()
