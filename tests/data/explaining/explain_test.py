@@ -353,6 +353,15 @@ class BenchmarkTest(tf.test.TestCase):
             with self.assertRaisesRegex(ValueError, "`seconds`.*seconds=0"):
                 measure(tf.data.Dataset.range(3), seconds=0)
 
+    def test_one_that_is_used_up_is_refused(self):
+        # It was begun again for ever, or until the time was over.
+        left = iter(range(3))
+        dataset = tf.data.Dataset.from_generator(
+            lambda: left, output_signature=tf.TensorSpec([], tf.int64)
+        )
+        with self.assertRaisesRegex(ValueError, "must begin again"):
+            data.benchmark(dataset, seconds=0.1)
+
     def test_an_empty_one_is_refused(self):
         with self.assertRaisesRegex(ValueError, "without a batch"):
             data.benchmark(tf.data.Dataset.range(0))

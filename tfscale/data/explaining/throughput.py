@@ -58,7 +58,8 @@ def benchmark(
         A `Throughput`.
 
     Raises:
-        ValueError: If the dataset has no batch, or a time makes no sense.
+        ValueError: If the dataset has no batch, also the second time, or a time
+            makes no sense.
 
     Example:
 
@@ -88,7 +89,13 @@ def _measured(dataset, seconds, step_seconds, warm_up_seconds):
         while time.perf_counter() - begin < duration or not count:
             if next(iterator, None) is None:
                 iterator = iter(dataset)
-                continue
+                if next(iterator, None) is None:
+                    raise ValueError(
+                        "A dataset that is measured must begin again when it "
+                        "ends. Received: one without a batch the second time, "
+                        "such as of a generator that is used up. Create the "
+                        "generator anew for each iteration."
+                    )
             count += 1
             if step_seconds:
                 time.sleep(step_seconds)
