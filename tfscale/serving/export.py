@@ -76,12 +76,8 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     with strategy.scope():
         function = tf.function(serve, autograph=False)
         concrete = function.get_concrete_function(_specs(model))
-    tracked = tf.Module()
-    # Copies and shards of variables, each on its own device, and tables.
-    tracked.values = list(concrete.graph.variables)
-    tracked.tables = _tables(model)
     tf.saved_model.save(
-        tracked,
+        _Tracked(concrete.graph.variables, _tables(model)),
         os.fspath(path),
         signatures=concrete,
         options=tf.saved_model.SaveOptions(
@@ -92,6 +88,15 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
             experimental_custom_gradients=False,
         ),
     )
+
+
+class _Tracked(tf.Module):
+    """Copies and shards of variables, each on its own device, and tables."""
+
+    def __init__(self, variables, tables):
+        super().__init__()
+        self.values = list(variables)
+        self.tables = tables
 
 
 def _tables(model):
