@@ -33,15 +33,15 @@ def optimise(subgraph: Subgraph) -> Subgraph:
         [*subgraph.feeds, *subgraph.captures, *keep]
     )
     config = tf.compat.v1.ConfigProto()
-    rewriting = config.graph_options.rewrite_options
+    options = config.graph_options.rewrite_options
     # It turns differentiated branches into operations that cannot be traced.
-    rewriting.disable_tfg_optimizer = True
+    options.disable_tfg_optimizer = True
     # By default graphs of less than four nodes are left alone.
-    rewriting.min_graph_nodes = -1
+    options.min_graph_nodes = -1
     if any(map(_is_bfloat16_convolution, meta_graph.graph_def.node)):
         # It fuses them with a bias into an operation that runs, but that no
         # graph can be given: it is not defined for bfloat16.
-        rewriting.remapping = rewriting.OFF
+        options.remapping = options.OFF
     optimised = symbols.tf_optimizer.OptimizeGraph(
         config, meta_graph, verbose=False, cluster=_cluster()
     )
