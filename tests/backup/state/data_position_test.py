@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -106,6 +107,13 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
             lambda x: x,
             of_validation=lambda x: x.repeat(),
             validation_steps=3,
+        )
+
+    @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+    def test_a_validation_of_unknown_length_goes_on_with_the_next_epoch(self):
+        # Keras makes its next iterator when that begins, and not before.
+        self.assert_same_batches(
+            lambda x: x, of_validation=lambda x: x.unbatch().batch(3)
         )
 
     def assert_same_batches(self, *data, **arguments):

@@ -121,8 +121,11 @@ class DataPosition:
             "made": self._num_made,
             "drawn": self._num_drawn,
             "known": fitting.known_batches(self._epochs),
-            "starts": [list(value) for value in self._starts],
+            "starts": [*map(list, self._starts)],
         }
+        # An iterator that is not read yet is that of the next validation.
+        after = self._values() if self._num_drawn else self._starts
+        state["after"] = [*map(list, after)]
         if self._shuffles_late:
             state["drawn_before"] = [
                 [number, len(list(same))]
@@ -159,7 +162,7 @@ class DataPosition:
                 whole = int(self._pipeline.cardinality())
                 return whole - self._pipeline.batches_left
         fitting.set_known_batches(self._epochs, state["known"])
-        self._make_again(state, state["made"] - 1)
+        self._make_again(state, state["made"] - 1, state["starts"])
         if self._has_endless_epochs:
             self._go_on(state["drawn"] - step)
         return step
@@ -181,7 +184,7 @@ class DataPosition:
         else:
             fitting.set_known_batches(self._epochs, state["known"])
         # Validation has a new iterator each time, whatever its steps.
-        last = self._make_again(state, state["made"])
+        last = self._make_again(state, state["made"], state["after"])
         if last is None:
             return
         for _ in range(num_probes):
@@ -189,11 +192,11 @@ class DataPosition:
                 next(fitting.make_iterator(self._epochs), None)
             self._num_drawn += 1
 
-    def _make_again(self, state, count):
+    def _make_again(self, state, count, positions):
         """Creates iterators again, to move seeds; returns the last or None.
 
         Those that also move seeds while they are read are read as far as
-        before.
+        before. `positions` are then set.
         """
         iterator = None
         if self._is_direct:
@@ -207,8 +210,8 @@ class DataPosition:
             iterator = fitting.make_iterator(self._epochs)
             self._draw(iterator, number)
             self._num_drawn = number
-        for position, start in zip(self._positions(), state["starts"]):
-            position.assign(**PositionValue(*start)._asdict())
+        for position, value in zip(self._positions(), positions):
+            position.assign(**PositionValue(*value)._asdict())
         return iterator
 
     def _go_on(self, drawn):
