@@ -1,8 +1,4 @@
-"""The schedules that have a name, and the choice of the fastest.
-
-A new schedule is a function of the sizes that returns a `Schedule`, and its
-name in `SCHEDULES`.
-"""
+"""The schedules that have a name, and the choice of the fastest."""
 
 import contextlib
 import functools

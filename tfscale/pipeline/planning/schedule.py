@@ -1,9 +1,4 @@
-"""A schedule is data: per device, the order of forwards and backwards.
-
-Code that simulates, draws or executes schedules takes any `Schedule`; those
-that have a name are in `named_schedules.py`. What the letters mean is in
-`action.py`, times and costs are in `simulate.py`.
-"""
+"""A schedule is data: per device, the order of its actions, see action.py."""
 
 import collections
 import dataclasses

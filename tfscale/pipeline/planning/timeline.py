@@ -1,9 +1,6 @@
-"""Draws spans, predicted and measured, one timeline above the other.
+"""Draws spans, one timeline above the other, at one scale and from time 0.
 
-Three views of the same spans: text for a terminal, a Chrome trace for
-Perfetto (https://ui.perfetto.dev) and a PNG. Each takes a mapping from the
-title of a timeline to its spans, so that `{"predicted": ..., "measured": ...}`
-can be compared at one scale. Every timeline begins at time 0.
+As text for a terminal, as a PNG, and for Perfetto (https://ui.perfetto.dev).
 """
 
 from collections.abc import Iterable

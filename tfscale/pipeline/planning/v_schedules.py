@@ -110,7 +110,7 @@ class _Row:
             self.counts[letter] += 1
 
     def add_late(self, letter):
-        """A B without its weights, which come later."""
+        """A B whose weights come later."""
         self.add(letter)
         self.late.append(self.actions[-1]._replace(kind="W"))
 

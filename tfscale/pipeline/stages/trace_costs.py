@@ -1,9 +1,7 @@
 """Each call of a model, traced by itself: sizes, FLOPs, variables and phases.
 
-Sizes that a model leaves open (the length of a sequence, height and width of
-an image) need a value before memory and times can be estimated. One length
-stands for all of them at the inputs of the model; the sizes of other tensors
-are known as calls are traced, one after the other.
+One length stands for all sizes that inputs leave open: that of a sequence,
+height and width of an image. Other sizes are known once calls are traced.
 """
 
 import collections

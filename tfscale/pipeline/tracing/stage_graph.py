@@ -89,21 +89,18 @@ class StageGraph:
             if self.options.training:
                 forward = _python_functions(graph)
                 self._backward(total, params, inputs)
-                if len(_python_functions(graph)) > len(forward):
-                    self._check_python(forward)
-
-    def _check_python(self, functions):
-        if self.options.accumulate:
-            # TensorFlow keeps a tape for each in the graph, and microbatches
-            # would take it from one another.
-            raise ValueError(
-                "A `tf.py_function` with a gradient can be called once in a "
-                "step. Received: one in a pipeline of several microbatches, "
-                f"{functions[0].name.removeprefix(self.name + '/')!r}. Set "
-                "num_microbatches=1, or write it with operations of "
-                "TensorFlow, or with `tf.custom_gradient` and "
-                "`tf.numpy_function`."
-            )
+                has_gradient = len(_python_functions(graph)) > len(forward)
+                if has_gradient and self.options.accumulate:
+                    # TensorFlow keeps a tape for each in the graph, and
+                    # microbatches would take it from one another.
+                    name = forward[0].name.removeprefix(f"{self.name}/")
+                    raise ValueError(
+                        "A `tf.py_function` with a gradient can be called once "
+                        "in a step. Received: one in a pipeline of several "
+                        f"microbatches, {name!r}. Set num_microbatches=1, or "
+                        "write it with operations of TensorFlow, or with "
+                        "`tf.custom_gradient` and `tf.numpy_function`."
+                    )
 
     def _argument(self, key, shape, dtype):
         if key not in self.arguments:
