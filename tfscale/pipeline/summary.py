@@ -66,7 +66,7 @@ def _table(plan, devices, memories, line_length):
     )
     # As Keras counts: without the states of random generators.
     weights = {id(v) for v in plan.graph.functional.weights}
-    flops = plan.stage_sums(plan.flops)
+    flops = plan.stage_sums(call.flops for call in plan.graph.calls)
     for stage, cost, needed in zip(plan.stages, flops, memories):
         rank = plan.schedule.stage_devices[stage.index]
         parameters = sum(
@@ -144,15 +144,15 @@ def _lines(plan, num_replicas, memories, rows, num_slots):
         f"{colored(rows)} {'rows' if rows > 1 else 'row'}"
         f"{', undivided' * has_ranks}",
     )
-    if plan.length is not None:
-        yield "Unknown lengths", f"taken to be {colored(plan.length)}"
-    most, total = max(plan.flops), sum(plan.flops)
-    num_stages = len(plan.stages)
+    graph, num_stages = plan.graph, len(plan.stages)
+    if graph.length is not None:
+        yield "Unknown lengths", f"taken to be {colored(graph.length)}"
+    largest = max(graph.calls, key=lambda call: call.flops)
+    most, total = largest.flops, sum(call.flops for call in graph.calls)
     if num_stages > 1 and most * num_stages > LARGE * total:
-        name = plan.graph.calls[plan.flops.index(most)].name
         yield (
             "Not cut",
-            f"{rich.markup.escape(name)} has "
+            f"{rich.markup.escape(largest.name)} has "
             f"{colored(f'{100 * most / total:.1f}')} % of the FLOPs, which "
             "cannot be cut: no speed-up over "
             f"{colored(f'{total / most:.2f}')}",

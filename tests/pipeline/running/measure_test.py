@@ -86,7 +86,7 @@ class MeasureCallsTest(tf.test.TestCase, parameterized.TestCase):
         positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=-1)
         model = keras.Model(tokens, [x, positions])
         before = [np.array(v) for v in model.variables]
-        graph = trace_costs(flatten_model(model)).graph
+        graph = trace_costs(flatten_model(model))
         seconds = measure.measure_calls(graph, "/CPU:0", rows=2)
         self.assertLen(seconds, len(graph.calls))
         for (forward, backward, weight), call in zip(seconds, graph.calls):

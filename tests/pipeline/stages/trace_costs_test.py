@@ -67,18 +67,18 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
         # Of CLIP, which has 77, a summary was an error of the gradient's.
         model = language_model(make(positions))
         plan = make_plan(model, one_f_one_b(2, 2), "flops", memory_limit=1e9)
-        self.assertEqual(plan.length, length)
+        self.assertEqual(plan.graph.length, length)
         head = plan.graph.calls[-1]
         self.assertEqual(
             plan.graph.specs[head.outputs[0]].shape, (None, length, 9)
         )
-        self.assertEqual(plan.flops[-1], length * (2 * 4 * 9 + 9))
+        self.assertEqual(plan.graph.calls[-1].flops, length * (2 * 4 * 9 + 9))
 
     def test_is_that_of_inputs_and_others_follow(self):
         x = inputs = keras.Input((None, None, 3))
         for _ in range(2):
             x = keras.layers.Conv2D(4, 3, strides=2, padding="same")(x)
-        graph = trace_costs(flatten_model(keras.Model(inputs, x))).graph
+        graph = trace_costs(flatten_model(keras.Model(inputs, x)))
         self.assertEqual(
             [graph.specs[call.outputs[0]].shape for call in graph.calls],
             [(None, 64, 64, 4), (None, 32, 32, 4)],
@@ -86,7 +86,7 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_goes_through_layers_that_promise_another_shape(self):
         # A length of 2 was found, with which a summary was a raw error.
-        graph = trace_costs(flatten_model(language_model(TimeMajor()))).graph
+        graph = trace_costs(flatten_model(language_model(TimeMajor())))
         self.assertEqual(
             graph.specs[graph.calls[-1].outputs[0]].shape,
             (2 * UNKNOWN_LENGTH, 1, 9),
@@ -95,7 +95,7 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
     def test_is_asked_for_where_none_is_found(self):
         model = language_model(Refuses())
         plan = make_plan(model, one_f_one_b(2, 2), "flops")
-        self.assertIsNone(plan.length)
+        self.assertIsNone(plan.graph.length)
         with self.assertRaisesRegex(ValueError, r"Give its inputs sizes"):
             make_plan(model, one_f_one_b(2, 2), "flops", memory_limit=1e9)
 
@@ -114,7 +114,7 @@ class CallsTest(tf.test.TestCase):
         plan = make_plan(model, one_f_one_b(2, 2), "flops", memory_limit=1e9)
         folded, dense, _ = (call.outputs[0] for call in plan.graph.calls)
         self.assertEqual(plan.graph.multiples, {folded: 4, dense: 4})
-        self.assertEqual(plan.flops[1], 4 * (2 * 3 * 5 + 5))
+        self.assertEqual(plan.graph.calls[1].flops, 4 * (2 * 3 * 5 + 5))
         self.assertEqual(plan.graph.with_rows(dense, 2).shape, (8, 5))
 
     def test_equal_calls_are_traced_once_and_different_ones_apart(self):
@@ -133,7 +133,7 @@ class CallsTest(tf.test.TestCase):
         found = trace_costs(graph)
         self.assertLen(traced, 2)
         self.assertEqual(
-            list(found.flops),
+            [call.flops for call in found.calls],
             [flops.operation_flops(c.operation, inputs) for c in graph.calls],
         )
 

@@ -28,8 +28,8 @@ class CallCosts(NamedTuple):
         return [f + b for f, b in zip(self.forward, self.backward, strict=True)]
 
 
-def counted_costs(graph: Graph, flops: Sequence[int]) -> CallCosts:
-    """Costs in FLOPs, given those of the forwards.
+def counted_costs(graph: Graph) -> CallCosts:
+    """Costs in FLOPs, by those of the forwards.
 
     The gradients of inputs, and those of weights, take as much as the forward.
     Without trainable layers before it a call needs no gradient of its inputs;
@@ -37,15 +37,15 @@ def counted_costs(graph: Graph, flops: Sequence[int]) -> CallCosts:
     """
     backward, weight = [], []
     differentiable = graph.differentiable()
-    for call, forward in zip(graph.calls, flops, strict=True):
+    for call in graph.calls:
         variables = call.variables
         trains = any(variable.trainable for variable in variables)
         passes = not differentiable.isdisjoint(call.inputs)
         # Both operands of a product of activations have a gradient.
         times = 2 if trains or not variables else 1
-        backward.append(times * forward if trains or passes else 0)
-        weight.append(forward if trains else 0)
-    return CallCosts(flops, backward, weight)
+        backward.append(times * call.flops if trains or passes else 0)
+        weight.append(call.flops if trains else 0)
+    return CallCosts([call.flops for call in graph.calls], backward, weight)
 
 
 def cut_bytes(graph: Graph) -> list[int]:

@@ -29,7 +29,8 @@ class Call:
     """One call of a layer, a `keras.ops` operation, or another callable.
 
     Arguments have `Value`s where tensors go; those of the result are flattened.
-    `without` has ids of variables of the layer that only other calls of it use.
+    `without` has ids of variables of the layer that only other calls of it use,
+    `flops` counts those of the forward, for one example. Both are traced.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Call:
     kwargs: dict
     outputs: tuple[Value, ...]
     without: frozenset[int] = frozenset()
+    flops: int = 0
 
     @property
     def inputs(self) -> list[Value]:
@@ -80,6 +82,7 @@ class Graph:
         specs: Shape and dtype of every value, with `None` for the batch.
         multiples: Rows of a value for each row of the batch, if not one: with
             frames folded into the batch, say.
+        length: The size that unknown sizes of inputs have, if any.
     """
 
     functional: keras.Model
@@ -88,6 +91,7 @@ class Graph:
     calls: tuple[Call, ...]
     specs: dict[Value, keras.KerasTensor]
     multiples: dict[Value, int] = dataclasses.field(default_factory=dict)
+    length: int | None = None
 
     @property
     def layers(self) -> list[keras.Layer]:

@@ -38,23 +38,19 @@ class PipelinePlan:
     """A model cut for a schedule.
 
     Attributes:
-        flops: Forward FLOPs of each call of the model, for one example.
         call_costs: Of each call: FLOPs for one example, or measured seconds of
             a microbatch.
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
-        length: The size that unknown sizes of inputs have, see `trace_costs`.
         memory_limit: Bytes that each device may take, or None.
     """
 
     graph: Graph
     stages: tuple[Stage, ...]
     schedule: Schedule
-    flops: tuple[int, ...]
     call_costs: CallCosts
     recompute: bool
     microbatch_size: int = 1
-    length: int | None = None
     memory_limit: float | None = None
 
     @functools.cached_property
@@ -130,9 +126,8 @@ def make_plan(
     """
     graph = flatten_model(model)
     _check_layers(graph)
+    graph = trace_costs(graph)
     num_stages = schedule.num_stages
-    traced = trace_costs(graph)
-    graph = traced.graph
     if num_stages > len(graph.calls):
         raise ValueError(
             "A pipeline must have at most as many stages as the model has "
@@ -140,7 +135,7 @@ def make_plan(
             f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
             f"pipeline={len(graph.calls)} or less."
         )
-    call_costs = counted_costs(graph, traced.flops)
+    call_costs = counted_costs(graph)
     flops = costs = call_costs.training
     allowed_cuts = None
     if balance == "params":
@@ -190,11 +185,9 @@ def make_plan(
         graph,
         tuple(cut(graph, cuts)),
         schedule,
-        traced.flops,
         call_costs,
         recompute,
         microbatch_size,
-        traced.length,
         memory_limit,
     )
     if not choose_schedule:

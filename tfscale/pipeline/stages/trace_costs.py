@@ -29,25 +29,10 @@ from tfscale.pipeline.tracing.stage_graph import TraceOptions
 UNKNOWN_LENGTH = 128
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedCosts:
-    """The sizes and costs of a model.
+def trace_costs(graph: Graph) -> Graph:
+    """The graph with its sizes, and FLOPs and variables of each call.
 
-    Attributes:
-        graph: The model, with all sizes but the batch, and with the variables
-            of each call.
-        flops: Forward FLOPs of each call, for one example.
-        length: The size of unknown sizes of inputs, or None if all are known
-            or the model refuses that length.
-    """
-
-    graph: Graph
-    flops: tuple[int, ...]
-    length: int | None
-
-
-def trace_costs(graph: Graph) -> TracedCosts:
-    """Traces each call of a model; equal ones once.
+    Each call is traced, equal ones once.
 
     Unknown sizes count as `UNKNOWN_LENGTH`, or as the `sequence_length` of a
     layer if that is less: position embeddings of keras_hub have one. They stay
@@ -73,10 +58,12 @@ def _described(call, graph):
 
 def _trace_calls(graph, length):
     specs, multiples = dict(graph.specs), {}
-    graph = dataclasses.replace(graph, specs=specs, multiples=multiples)
+    graph = dataclasses.replace(
+        graph, specs=specs, multiples=multiples, length=length
+    )
     for value in graph.inputs:
         specs[value] = _sized(specs[value], length)
-    known, flops_of_calls = {}, []
+    known, calls = {}, []
     for call in graph.calls:
         args, kwargs = _described(call, graph)
         key = flops.call_key(call.operation, args, kwargs)
@@ -88,15 +75,14 @@ def _trace_calls(graph, length):
                 [None if x is None else tuple(x.shape) for x in outputs],
             )
         number, shapes = known[key]
-        flops_of_calls.append(number)
+        calls.append(dataclasses.replace(call, flops=number))
         for value, shape in zip(call.outputs, shapes):
             if shape is None:  # a layer may return None
                 continue
             if shape and shape[0] and shape[0] > 1:
                 multiples[value] = shape[0]
             specs[value] = _traced(specs[value], shape)
-    graph = dataclasses.replace(graph, calls=_with_variables(graph))
-    return TracedCosts(graph, tuple(flops_of_calls), length)
+    return dataclasses.replace(graph, calls=_with_variables(graph, calls))
 
 
 def _sized(spec, length):
@@ -119,24 +105,24 @@ def _traced(spec, shape):
     return keras.KerasTensor(sizes, spec.dtype)
 
 
-def _with_variables(graph):
+def _with_variables(graph, calls):
     """The calls; those of a shared layer with the variables that each one uses.
 
     The table of an embedding and an untied head that the same layer computes
     should each live where it is used.
     """
     by_operation = collections.defaultdict(list)
-    for index, call in enumerate(graph.calls):
+    for index, call in enumerate(calls):
         by_operation[id(call.operation)].append(index)
-    result = list(graph.calls)
     for indices in by_operation.values():
-        if len(indices) > 1 and len(result[indices[0]].variables) > 1:
-            used = [_used_variables(result[i], graph) for i in indices]
+        if len(indices) > 1 and len(calls[indices[0]].variables) > 1:
+            used = [_used_variables(calls[i], graph) for i in indices]
             for index, by_this in zip(indices, used):
                 without = frozenset(set().union(*used) - by_this)
-                call = dataclasses.replace(result[index], without=without)
-                result[index] = call
-    return tuple(result)
+                calls[index] = dataclasses.replace(
+                    calls[index], without=without
+                )
+    return tuple(calls)
 
 
 def _used_variables(call, graph):
