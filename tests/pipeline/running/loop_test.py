@@ -134,6 +134,31 @@ class LoopTest(parameterized.TestCase):
     def test_a_loss_of_the_user(self):
         self.check(job(build_dense, own_loss=True), 2, 9)
 
+    @parameterized.parameters((1, 8, "1f1b"), (2, 9, "gpipe"))
+    def test_an_input_may_be_an_output(self, stages, microbatches, schedule):
+        # The last stage made it again, and loops took it for made only there:
+        # the first stage had a KeyError, or read what nobody had written.
+        def build_passing():
+            model = build_dense()
+            outputs = {"logits": model.output, "passed": model.input}
+            return keras.Model(model.input, outputs)
+
+        passing = same_numbers.Job(
+            build_passing,
+            dict(
+                x=TOKENS.astype("float32"),
+                y={"logits": LABELS, "passed": TOKENS.astype("float32")},
+                batch_size=16,
+            ),
+            lambda: keras.optimizers.Adam(0.01),
+            lambda: {
+                "logits": keras.losses.SparseCategoricalCrossentropy(True),
+                "passed": keras.losses.MeanSquaredError(),
+            },
+            lambda: {"metrics": {"passed": ["mae"]}},
+        )
+        self.check(passing, stages, microbatches, schedule=schedule)
+
     def test_a_layer_that_fails_is_named(self):
         same_numbers.reset()
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))

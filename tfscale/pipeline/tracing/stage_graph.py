@@ -136,7 +136,9 @@ class StageGraph:
         self.forward.update(variables.new_states())
         self._note_moments(noted.take())
         for value in stage.outputs:
-            if values[value] is not None:
+            # An output of the model that an earlier stage made, or that was
+            # fed, is there already.
+            if values[value] is not None and value not in stage.inputs:
                 self._output(value, values[value])
         graph = tf.compat.v1.get_default_graph()
         self.side_effects = [
