@@ -104,11 +104,12 @@ class MeshBatchNormalization(MeshLayer):
         super()._update_renorm_statistics(mean, variance)
 
 
-class MeshConvolution(MeshLayer):
-    """A convolution, which a replica without rows gives a row of zeros.
+class MeshWindowLayer(MeshLayer):
+    """A layer that a replica without rows gives a row of zeros.
 
-    TensorFlow's kernels are not written for no rows: oneDNN returns the shape
-    of the inputs, and the gradient of a depthwise kernel is not initialised.
+    TensorFlow's kernels are not written for no rows: in a convolution oneDNN
+    returns the shape of the inputs, the gradient of a depthwise kernel is not
+    initialised, and the gradient of a maximum ends the process.
     """
 
     def call(self, inputs, *args, **kwargs):
@@ -146,7 +147,8 @@ def _with_a_row(value):
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
 
-_CONVOLUTIONS = (
+# Layers that move a window over an image, a line or a film.
+_WITH_WINDOWS = (
     keras.layers.Conv1D,
     keras.layers.Conv2D,
     keras.layers.Conv3D,
@@ -160,13 +162,16 @@ _CONVOLUTIONS = (
     keras.layers.ConvLSTM1D,
     keras.layers.ConvLSTM2D,
     keras.layers.ConvLSTM3D,
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
 )
 
 
 def adapt_layers(layers: Iterable[keras.Layer]) -> None:
     """Adapts layers that differ on shards of a batch, which may have no row."""
     for layer in layers:
-        if isinstance(layer, (keras.layers.BatchNormalization, *_CONVOLUTIONS)):
+        if isinstance(layer, (keras.layers.BatchNormalization, *_WITH_WINDOWS)):
             adapt_layer(layer)
 
 
@@ -175,6 +180,6 @@ def adapt_layer(layer: keras.Layer, **attributes: Any) -> None:
     kind = MeshLayer
     if isinstance(layer, keras.layers.BatchNormalization):
         kind = MeshBatchNormalization
-    elif isinstance(layer, _CONVOLUTIONS):
-        kind = MeshConvolution
+    elif isinstance(layer, _WITH_WINDOWS):
+        kind = MeshWindowLayer
     in_place.put(layer, kind, **attributes)
