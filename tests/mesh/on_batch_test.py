@@ -102,6 +102,21 @@ class OnBatchTest(absltest.TestCase):
             self.assertEqual(np.shape(actual), np.shape(expected))
             same_numbers.assert_close(actual, expected)
 
+    def test_a_batch_may_be_an_argument_by_name(self):
+        # It was taken for one that all replicas have: the first one's rows
+        # were all that metrics counted.
+        model = build(data=2)
+        strategy = model.distribute_strategy
+        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+        (batch,) = strategy.experimental_distribute_dataset(batches.take(1))
+        step = tf.function(
+            lambda data: strategy.run(model.test_step, kwargs={"data": data})
+        )
+        step(batch)
+        expected = build().test_on_batch(X[:4], Y[:4])
+        actual = model.get_metrics_result()["loss"]
+        same_numbers.assert_close(actual, expected)
+
     def test_a_metric_that_was_made_outside_is_refused(self):
         # Replicas counted in one variable, one before the other: a TruePositive
         # was 1.5.

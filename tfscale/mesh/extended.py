@@ -188,7 +188,7 @@ class MeshExtended(symbols.MirroredExtended):
         return results
 
     def _call(self, fn, args, kwargs):
-        is_divided = any(map(is_of_threads, tf.nest.flatten(args)))
+        is_divided = any(map(is_of_threads, tf.nest.flatten((args, kwargs))))
         if not is_divided and attributes.predicting_model(fn) is not None:
             check_one_process(
                 self._container_strategy(),
