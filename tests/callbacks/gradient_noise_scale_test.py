@@ -211,11 +211,11 @@ class Batches(keras.callbacks.Callback):
 
 
 class AdaptingTest(tf.test.TestCase, parameterized.TestCase):
-    def fit(self, noise, *others, stop_after=None, epochs=3):
+    def fit(self, noise, *others, stop_after=None, epochs=3, model=None):
         """64 rows in batches of 8, with a noise scale of 32."""
         draw = np.random.RandomState(0).randn(64, DIM) * math.sqrt(32)
         keras.utils.set_random_seed(3)
-        model = quadratic(0.01)
+        model = model or quadratic(0.01)
         batches = Batches(stop_after)
         pipeline = data.pipeline(
             data.arrays(draw.astype("float32"), np.zeros(64)),
@@ -243,6 +243,20 @@ class AdaptingTest(tf.test.TestCase, parameterized.TestCase):
             self.assertBetween(rate, 0.015, 0.039)
         else:
             self.assertNear(rate, 0.01 * factor, 1e-6)
+
+    def test_a_second_fit_has_the_learning_rate_of_its_batch_size(self):
+        # It was multiplied once more in each `fit`.
+        noise = GradientNoiseScale(batch_sizes=(4, 32), learning_rate="sqrt")
+        model, _, _ = self.fit(noise)
+        _, _, history = self.fit(noise, model=model)
+        self.assertEqual(history.history["batch_size"], [32, 32, 32])
+        rate = float(model.optimizer.learning_rate.numpy())
+        self.assertNear(rate, 0.01 * 2, 1e-6)
+        # A rate set by hand is for the batch size of the pipeline.
+        model.optimizer.learning_rate = 0.005
+        self.fit(noise, model=model, epochs=1)
+        rate = float(model.optimizer.learning_rate.numpy())
+        self.assertNear(rate, 0.005 * 2, 1e-6)
 
     @pytest.mark.crossing
     def test_a_run_that_goes_on_has_the_batch_size_that_it_had(self):

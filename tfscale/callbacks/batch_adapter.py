@@ -37,10 +37,14 @@ class BatchAdapter:
             )
         self._range = batch_sizes
         self._rule = learning_rate
-        self._start = 0  # the batch size that the learning rate is for
+        self._start = 0  # the batch size that the learning rate was for
         self._sizes: list[int] = []
         self._fit: Fit
         self._factor = 1.0  # of the learning rate, since the start
+        # The optimizer of the last fit, and its learning rate when that ended;
+        # None after an exception.
+        self._optimizer: keras.Optimizer | None = None
+        self._last_rate: float | None = None
 
     def begin(self, model: keras.Model, fit: Fit) -> None:
         """Finds the batch sizes of a `fit`: the first, halved and doubled."""
@@ -57,7 +61,14 @@ class BatchAdapter:
                 "The pipeline must begin with a batch size in the range. "
                 f"Received: batch_size={start}, batch_sizes={self._range}."
             )
-        self._start, self._factor = start, 1.0
+        optimizer, last = model.optimizer, self._last_rate
+        if optimizer is not self._optimizer or last not in (
+            None,
+            _rate_of(optimizer),
+        ):
+            # It was set for this batch size, and is not what was adapted.
+            self._start, self._factor = start, 1.0
+        self._optimizer, self._last_rate = optimizer, None
         multiple = math.lcm(
             plan.lines * plan.num_workers * plan.batches_per_step,
             model.distribute_strategy.num_replicas_in_sync,
@@ -92,18 +103,27 @@ class BatchAdapter:
             factor /= variance / size + square
         optimizer = model.optimizer
         if self._rule is not None:
-            rate = float(np.asarray(optimizer.learning_rate))
+            rate = _rate_of(optimizer)
             optimizer.learning_rate = rate * factor / self._factor
             self._factor = factor
 
+    def end(self) -> None:
+        """Notes the learning rate with which a `fit` ends."""
+        if self._rule is not None:
+            self._last_rate = _rate_of(self._optimizer)
+
     def get_state(self) -> dict[str, Any]:
-        """The state in a backup: `batch_size`, or None, and `factor`."""
+        """The state in a backup: `batch_size`, or None, `factor`, `start`."""
         batch_size = None if self._range is None else self.batch_size()
-        return {"batch_size": batch_size, "factor": self._factor}
+        return {
+            "batch_size": batch_size,
+            "factor": self._factor,
+            "start": self._start,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a result of `get_state`."""
-        self._factor = state["factor"]
+        self._factor, self._start = state["factor"], state["start"]
         if self._range is not None:
             self._set_batch_size(state["batch_size"])
 
@@ -134,6 +154,10 @@ class BatchAdapter:
                 "`class_weight`."
             )
         return source.recipe.plan
+
+
+def _rate_of(optimizer):
+    return float(np.asarray(optimizer.learning_rate))
 
 
 def _check_learning_rate(optimizer):

@@ -192,7 +192,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 logs["batch_size"] = self._adapter.batch_size()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Restores the model."""
+        """Restores the model, but for its learning rate."""
+        self._adapter.end()
         extended = self.model.distribute_strategy.extended
         if getattr(extended, "gradient_noise", None) is self._noise:
             extended.gradient_noise = None
