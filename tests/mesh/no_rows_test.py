@@ -63,3 +63,18 @@ class NoRowsTest(parameterized.TestCase):
             found.model.evaluate(X[:1], Y[:1], verbose=0),
             expected.model.evaluate(X[:1], Y[:1], verbose=0),
         )
+
+    def test_convolutions_predict(self):
+        # The shape of the inputs again: "Matrix size-incompatible".
+        predictions = []
+        for data in (1, 3):
+            same_numbers.reset()
+            strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=data))
+            with strategy.scope():
+                images = keras.Input(X.shape[1:])
+                means = layers.GlobalAveragePooling2D()(
+                    layers.Conv2D(3, 3)(images)
+                )
+                model = keras.Model(images, layers.Dense(1)(means))
+            predictions.append(model.predict(X, batch_size=6, verbose=0))
+        same_numbers.assert_close(*predictions)

@@ -33,6 +33,8 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
         _check_metrics(model)
         adapt_metrics(model.metrics, are_on_replicas=True)
         adapt_to_shards(model)
+    elif predicting is not None:
+        adapt_layers(attributes.flatten_layers(predicting))
 
     @functools.wraps(fn)
     def step(*args, **kwargs):
@@ -85,7 +87,11 @@ def _predict(model, fn, replica_data, *args, **kwargs):
     """Predicts, and warns of a model that mixes the rows of a replica."""
     data = keras.tree.flatten((args, kwargs))
     replica_data.append(data)
-    outputs = fn(*args, **kwargs)
+    batch_shard = BatchShard.of_replica(data)
+    # For layers only, which may have no row: a prediction has no loss.
+    batch_shard.graph = None
+    with step_context.within(batch_shard=batch_shard):
+        outputs = fn(*args, **kwargs)
     others = [x for each in replica_data if each is not data for x in each]
     across_rows.check(model, data, outputs, others, in_predict=True)
     return outputs
