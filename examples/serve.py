@@ -160,7 +160,11 @@ def _array_of(name, values, dtype):
         fits = all(isinstance(value, (str, bytes)) for value in array.flat)
     else:
         array = np.asarray(values)
-        fits = not array.size or np.can_cast(array.dtype, expected, "same_kind")
+        kind = np.dtype(expected)
+        fits = not array.size or np.can_cast(array.dtype, kind, "same_kind")
+        # NumPy takes no integer of JSON for one without a sign, such as a
+        # pixel; below, one that is too large or negative is an error.
+        fits |= array.dtype.kind == "i" and kind.kind == "u"
     if not fits:
         raise ValueError(
             f"The input {name!r} takes {dtype.name}. Received: {values!r}."

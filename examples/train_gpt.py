@@ -143,7 +143,7 @@ class TokensPerSecond(keras.callbacks.Callback):
         self.tokens_per_step = tokens_per_step
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.start = None
+        self.start = self.rate = None
 
     def on_train_batch_end(self, batch, logs=None):
         if self.start is None:
@@ -154,7 +154,8 @@ class TokensPerSecond(keras.callbacks.Callback):
         logs["tokens_per_second"] = self.rate
 
     def on_epoch_end(self, epoch, logs=None):
-        logs["tokens_per_second"] = self.rate
+        if self.rate is not None:
+            logs["tokens_per_second"] = self.rate
 
 
 def build_model():

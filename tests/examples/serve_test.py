@@ -221,6 +221,24 @@ class ServeTest(absltest.TestCase):
         self.assertIn("'words' takes string", ask(words=5))
         self.assertIn("['count', 'flag', 'more', 'words']", ask(more=1))
 
+    def test_integers_without_a_sign_are_served(self):
+        # NumPy's rules take no integer of JSON for a pixel.
+        path = self.create_tempdir().full_path
+        with tfscale.MeshStrategy(tfscale.device_mesh(data=1)).scope():
+            pixels = keras.Input((2,), dtype="uint8", name="pixels")
+            half = keras.layers.Rescaling(0.5)(pixels)
+            model = keras.Model(pixels, half)
+        tfscale.export(model, path)
+        served = serve.SavedModel(path, num_devices=1, use_gpus=True)
+        inputs = served.inputs_of({"instances": [[0, 255]]})
+        [outputs] = served.predict([inputs])
+        self.assertEqual(outputs["output_0"].tolist(), [[0.0, 127.5]])
+        for wrong in (256, -1):
+            with self.assertRaisesRegex(OverflowError, "out of bounds"):
+                served.inputs_of({"instances": [[0, wrong]]})
+        with self.assertRaisesRegex(ValueError, "'pixels' takes uint8"):
+            served.inputs_of({"instances": [[0, 1.5]]})
+
     def test_answers_are_those_of_tensorflow_serving(self):
         outputs = {"a": np.array([[1], [2]]), "b": np.array([3, 4])}
         one = {"a": outputs["a"]}

@@ -38,6 +38,20 @@ runpy.run_module("examples.train_gpt", run_name="__main__", alter_sys=True)
 """
 
 
+_EPOCHS_OF_ONE_STEP = """
+import keras
+import numpy as np
+from examples import train_gpt
+
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+rate = train_gpt.TokensPerSecond(8)
+rows = np.ones((4, 1))
+logs = model.fit(rows, rows, epochs=2, verbose=0, callbacks=[rate]).history
+print(*logs, len(logs["loss"]))
+"""
+
+
 class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
     def _assert_is_quiet(self, output, errors):
         """Of 95 lines 63 were TensorFlow's, about sessions and strategies."""
@@ -127,6 +141,11 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         )
         # What was saved is what was trained.
         self.assertLess(float(keras.ops.mean(loss)), 2.0)
+
+    def test_epochs_of_one_step_have_no_rate(self):
+        # There was none at the end of the first: an AttributeError.
+        process = forked_python.run(["-c", _EPOCHS_OF_ONE_STEP], REPOSITORY)
+        self.assertEqual(process.stdout.split(), ["loss", "2"], process.stderr)
 
     @pytest.mark.crossing
     def test_the_mesh_can_be_planned(self):

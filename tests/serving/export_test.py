@@ -233,6 +233,24 @@ class ExportTest(parameterized.TestCase):
 
         self.assert_served(on_mesh(build, pipeline=2), self.feeds["a"])
 
+    def test_lists_in_a_dict_of_outputs_are_numbered(self):
+        # A signature takes no lists: an error of TensorFlow's.
+        def build():
+            inputs = keras.Input((8,), name="a")
+            hidden = keras.layers.Dense(4)(inputs)
+            heads = [keras.layers.Dense(n)(hidden) for n in (2, 3)]
+            return keras.Model(inputs, {"heads": heads, "hidden": hidden})
+
+        model = on_mesh(build, pipeline=2)
+        expected = model.predict(self.feeds["a"], verbose=0)
+        self.feeds = {"a": self.feeds["a"]}
+        tfscale.export(model, self.path)
+        found = self.found(self.run_program(LOADED, 2))
+        first, second = expected["heads"]
+        outputs = [first, second, expected["hidden"]]
+        names = [f"output_{i}" for i in range(3)]
+        self.assert_predicted(found["results"], dict(zip(names, outputs)))
+
     @parameterized.parameters({}, {"pipeline": 2})
     def test_tables_of_strings(self, **axes):
         # They were left out of the SavedModel, which was an error of

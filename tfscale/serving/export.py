@@ -68,7 +68,10 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
             lambda output: strategy.experimental_local_results(output)[0],
             outputs,
         )
-        if isinstance(outputs, dict):
+        # A signature has no dicts of lists.
+        if isinstance(outputs, dict) and all(
+            map(tf.is_tensor, outputs.values())
+        ):
             return outputs
         flat = enumerate(keras.tree.flatten(outputs))
         return {f"output_{number}": output for number, output in flat}
