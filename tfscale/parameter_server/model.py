@@ -132,13 +132,23 @@ class ParameterServerModel(WrappedModel):
             "it on the plain model, and wrap that."
         )
 
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
         """See `keras.Model.predict`; several workers take part."""
         # The number of batches of one call of the function below.
+        count = 2 * self.distribute_strategy.num_workers
+        if steps:  # Keras would read more of them to fill the last call.
+            count = max(n for n in range(1, count + 1) if steps % n == 0)
         before = self.steps_per_execution
-        self.steps_per_execution = 2 * self.distribute_strategy.num_workers
+        self.steps_per_execution = count
         try:
-            return super().predict(x, *args, **kwargs)
+            return super().predict(x, batch_size, verbose, steps, callbacks)
         finally:
             self.steps_per_execution = before
 
