@@ -48,6 +48,8 @@ class BatchShard:
         is_whole: Whether there is no other shard.
         compiled: A list for the losses given to `compile`, if the caller of
             `compute_loss` weighs and logs them itself, or None.
+        has_loss: Whether it is for losses and metrics too, and not for layers
+            only.
 
     Attributes:
         is_divided: Whether the loss has been divided for the sum over shards.
@@ -65,6 +67,7 @@ class BatchShard:
         all_rows: tf.Tensor | None = None,
         is_whole: bool = False,
         compiled: list | None = None,
+        has_loss: bool = True,
     ):
         self.rows = rows
         self.num_replicas = num_replicas
@@ -78,10 +81,11 @@ class BatchShard:
         self._all_rows = all_rows
         self._share = None
         self._layers = layers
-        self.graph = tf.compat.v1.get_default_graph()
+        graph = tf.compat.v1.get_default_graph()
+        self.graph = graph if has_loss else None
 
     @classmethod
-    def of_replica(cls, data, layers=()) -> "BatchShard":
+    def of_replica(cls, data, layers=(), has_loss=True) -> "BatchShard":
         """The shard of this replica, whose rows are counted."""
         context = tf.distribute.get_replica_context()
         count = context.num_replicas_in_sync
@@ -89,7 +93,8 @@ class BatchShard:
             context.all_reduce, tf.distribute.ReduceOp.SUM
         )
         total = reduce if count > 1 else tf.identity
-        return cls(losses.num_rows(data), total, count, layers)
+        rows = losses.num_rows(data)
+        return cls(rows, total, count, layers, has_loss=has_loss)
 
     # No `functools.cached_property`: one lock for all threads, and the first
     # replica to hold it waits for the others in `total`.

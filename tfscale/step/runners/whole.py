@@ -87,9 +87,7 @@ def _predict(model, fn, replica_data, *args, **kwargs):
     """Predicts, and warns of a model that mixes the rows of a replica."""
     data = keras.tree.flatten((args, kwargs))
     replica_data.append(data)
-    batch_shard = BatchShard.of_replica(data)
-    # For layers only, which may have no row: a prediction has no loss.
-    batch_shard.graph = None
+    batch_shard = BatchShard.of_replica(data, has_loss=False)
     with step_context.within(batch_shard=batch_shard):
         outputs = fn(*args, **kwargs)
     others = [x for each in replica_data if each is not data for x in each]
