@@ -4,6 +4,7 @@ import keras
 import keras_hub
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl.testing import parameterized
 
 from tests import same_numbers
@@ -336,6 +337,29 @@ def convolutions():
     return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
 
 
+class Spectrum(keras.layers.Layer):
+    def call(self, x):
+        return tf.signal.fft(tf.complex(x, tf.zeros_like(x)))
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, "complex64")
+
+
+class RealPart(keras.layers.Layer):
+    def call(self, x):
+        return tf.math.real(tf.signal.ifft(x * tf.complex(0.5, 0.5)))
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, "float32")
+
+
+def complex_tensors():
+    inputs = keras.Input((6,))
+    x = Spectrum(name="spectrum")(dense(name="a")(inputs))
+    x = RealPart(name="real", autocast=False)(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
 def crossentropy():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -446,3 +470,14 @@ class AssigningTest(parameterized.TestCase):
         for recompute in (True, False):
             many = same_numbers.on_mesh(spectral, 2, 1, 2, recompute=recompute)
             same_numbers.assert_same(self, one, many)
+
+
+class ComplexTest(parameterized.TestCase):
+    def test_a_complex_tensor_crosses_a_cut(self):
+        # The layers before it were not trained: only floats had gradients.
+        job = same_numbers.Job(
+            complex_tensors, dict(**BY_VALUES, batch_size=16)
+        )
+        one = same_numbers.on_one_device(job)
+        many = same_numbers.on_mesh(job, 2, 3, 2, balance=["real"])
+        same_numbers.assert_same(self, one, many)

@@ -221,14 +221,14 @@ class StageGraph:
                 if (
                     value in self.differentiable
                     and tensor is not None
-                    and tensor.dtype.is_floating
+                    and _has_gradient(tensor)
                 ):
                     key = keys.Gradient(value)
                     outputs.append(tensor)
                     gradients.append(
                         self._argument(key, tensor.shape, tensor.dtype)
                     )
-        inputs = {v: x for v, x in inputs.items() if x.dtype.is_floating}
+        inputs = {v: x for v, x in inputs.items() if _has_gradient(x)}
         _check_not_recomputed(self.stage.trainable, params)
         # No tape: nothing is recorded in an `init_scope`.
         found = tf.gradients(outputs, [*params, *inputs.values()], gradients)
@@ -253,6 +253,10 @@ class StageGraph:
             if self.options.accumulate:
                 gradient += self._argument(key, gradient.shape, gradient.dtype)
             self.weight_gradients[key] = gradient
+
+
+def _has_gradient(tensor):
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def _python_functions(graph):
