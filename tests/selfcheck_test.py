@@ -68,6 +68,15 @@ class MainTest(parameterized.TestCase):
             "nan", lambda: [ones[0], ones[1] * np.nan], ones
         )
         self.assertEqual(result.status, "differs")
+        # `json` wrote it as NaN, which is no JSON.
+        self.assertIsNone(result.difference)
+        self.assertIn("nan", result.why)
+
+    def test_results_of_other_shapes_fail(self):
+        # The comparison raised, and hid what the other checks had found.
+        result = selfcheck.check("shapes", lambda: [np.ones(2)], [np.ones(3)])
+        self.assertEqual(result.status, "fails")
+        self.assertIn("ValueError", result.why)
 
     @mock.patch.object(selfcheck, "measure_device")
     def test_what_fails_hides_nothing_and_is_said(self, measure):

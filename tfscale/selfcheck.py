@@ -153,18 +153,25 @@ def check(
     keras.utils.clear_session()
     begin = time.perf_counter()
     try:
-        found = run()
+        far = _difference(run(), expected)
     except NotHereError as error:
         return Result(name, "not here", why=str(error))
     except Exception as error:  # One that fails must not hide the others.
         return Result(name, "fails", why=f"{type(error).__name__}: {error}")
+    if not np.isfinite(far):  # which JSON has no number for
+        why = f"The largest difference is {far}."
+        return Result(name, "differs", why=why)
+    status = "works" if far <= _TOLERANCE else "differs"
+    return Result(name, status, far, time.perf_counter() - begin)
+
+
+def _difference(found, expected):
+    """The largest, of the largest magnitude in its tensor; NaN if one is."""
     distances = [
         np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1.0)
         for a, b in zip(found, expected, strict=True)
     ]
-    far = float(np.max(distances))  # NaN if one is
-    status = "works" if far <= _TOLERANCE else "differs"
-    return Result(name, status, far, time.perf_counter() - begin)
+    return float(np.max(distances))
 
 
 def use_devices() -> tuple[str, int]:
