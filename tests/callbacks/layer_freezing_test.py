@@ -233,6 +233,23 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(fit(model, freezing, epochs=1)["frozen_layers"], [2])
         self.assertEqual([x.trainable for x in model.layers[:3]], [0, 0, 1])
 
+    def test_layers_that_the_user_has_thawed_may_be_frozen_again(self):
+        # They counted as frozen, and were trained to the end.
+        model = build()
+        model.compile("sgd", "mse")
+        freezing = LayerFreezing(1e9, 0.5, ["d0", "d1"])
+        fit(model, freezing, epochs=1)
+        model.get_layer("d1").trainable = True
+        model.compile("sgd", "mse")
+        history = fit(model, freezing, epochs=4)
+        self.assertEqual(history["frozen_layers"], [1, 2, 2, 2])
+        self.assertFalse(model.get_layer("d1").trainable)
+        model.get_layer("d0").trainable = True
+        model.get_layer("d1").trainable = True
+        model.compile("sgd", "mse")
+        history = fit(model, freezing, epochs=4)
+        self.assertEqual(history["frozen_layers"], [0, 2, 2, 2])
+
     @parameterized.parameters(dict(threshold=0), dict(threshold=1, start=2))
     def test_arguments(self, **arguments):
         with self.assertRaisesRegex(ValueError, "`threshold` must be"):

@@ -1,6 +1,7 @@
 """Freezes the leading layers of a model as they converge."""
 
 import collections
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,7 +92,12 @@ class LayerFreezing(keras.callbacks.Callback):
                 "`GradientNoiseScale` beside `LayerFreezing`, which makes them "
                 "fewer. Leave one out."
             )
-        frozen = self._candidates[: self._num_frozen]
+        frozen = list(
+            itertools.takewhile(
+                lambda layer: not layer.trainable,
+                self._candidates[: self._num_frozen],
+            )
+        )
         self._candidates = _leading_layers(self.model, self.layers, frozen)
         self._num_frozen = sum(layer in frozen for layer in self._candidates)
         self._weights = [_values(layer) for layer in self._candidates]
