@@ -288,6 +288,37 @@ class DevicesTest(parameterized.TestCase):
             found.setdefault(task.job, []).append(visible)
         self.assertEqual(found, expected)
 
+    @parameterized.parameters((4, "2,3"), (2, "0,1"))
+    def test_tasks_of_slurm_on_a_host_have_gpus_of_their_own(
+        self, num_gpus, expected
+    ):
+        # Each has a launcher, and all gave their worker the first GPUs.
+        step = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_PROCID": "2",
+            "SLURM_STEP_NUM_TASKS": "3",
+            "SLURM_STEP_NODELIST": "n[1-2]",
+            "SLURM_STEP_TASKS_PER_NODE": "1,2",
+        }
+        flags.FLAGS.mark_as_parsed()
+        with (
+            flagsaver.flagsaver(devices_per_worker=2),
+            mock.patch.dict(os.environ, step),
+            mock.patch.object(
+                tf.config,
+                "list_physical_devices",
+                return_value=[None] * num_gpus,
+            ),
+            mock.patch.object(command, "preflight"),
+            mock.patch.object(command, "Launcher") as launcher,
+            mock.patch.object(sys, "exit"),
+        ):
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            command.main(["launch", "program.py"])
+            make_tasks = launcher.call_args.args[1]
+            [task] = make_tasks([])
+        self.assertEqual(task.environ["CUDA_VISIBLE_DEVICES"], expected)
+
 
 class LauncherTest(_LaunchTest, parameterized.TestCase):
     """The launcher without a process of its own."""

@@ -9,6 +9,7 @@ without the launcher.
 """
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -106,7 +107,7 @@ def main(arguments):
 
     def make_tasks(lost):
         if cluster is not None:
-            return [_task(cluster, 0)]
+            return [_task(cluster, _rank_on_host(hosts))]
         workers = MAX_WORKERS.value or NUM_WORKERS.value or 1
         local_ranks = [r for r in range(workers) if r not in lost]
         return _local_tasks(local_ranks, NUM_PS.value)
@@ -247,6 +248,18 @@ def _local_tasks(local_ranks, num_ps):
         for job, count in jobs.items()
         for index in range(count)
     ]
+
+
+def _rank_on_host(cluster):
+    """Which share of the GPUs of its host a process of a cluster has."""
+    count = DEVICES_PER_WORKER.value
+    if not count or len(tf.config.list_physical_devices("GPU")) == count:
+        return 0  # Slurm may show each task its own GPUs only.
+    has_servers = "ps" in cluster.jobs
+    sharing = cluster.jobs["worker"] if has_servers else cluster.addresses
+    host = cluster.address.rpartition(":")[0]
+    before = itertools.takewhile(cluster.address.__ne__, sharing)
+    return sum(address.rpartition(":")[0] == host for address in before)
 
 
 def _task(cluster, local_rank):
