@@ -30,6 +30,13 @@ WINDOW = flags.DEFINE_integer(
     "window", 5, "Batches that PipeDream runs without a flush.", lower_bound=1
 )
 
+flags.register_multi_flags_validator(
+    ["steps_per_epoch", "window"],
+    lambda values: values["steps_per_epoch"] % values["window"] == 0,
+    # Keras would run the last window to its end, on more batches than by 1F1B.
+    "--steps_per_epoch must be a multiple of --window.",
+)
+
 
 def train(strategy, schedule, window):
     """The validation loss after each epoch."""

@@ -26,6 +26,7 @@ from examples import training_flags as shared
 from tfscale.cluster import cluster_from_environment
 
 flags.adopt_module_key_flags(shared)
+flags.set_default(shared.NUM_REPLICAS, 2)  # one in each worker
 
 NUM_WORKERS = flags.DEFINE_integer(
     "num_workers",
@@ -43,7 +44,11 @@ MODEL_FILE = flags.DEFINE_string(
 
 def launch():
     """Becomes the launcher, which starts this program in each worker."""
-    replicas = -(-shared.NUM_REPLICAS.value // NUM_WORKERS.value)
+    replicas, more = divmod(shared.NUM_REPLICAS.value, NUM_WORKERS.value)
+    if more:
+        raise app.UsageError(
+            "--num_replicas must be a multiple of --num_workers."
+        )
     command = [
         *(sys.executable, "-m", "tfscale.launch"),
         f"--num_workers={NUM_WORKERS.value}",

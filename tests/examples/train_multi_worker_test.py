@@ -13,8 +13,8 @@ class TrainMultiWorkerTest(absltest.TestCase):
         path = os.path.join(self.create_tempdir().full_path, "gpt.keras")
         process = forked_python.run(
             [
+                # Without --num_replicas, as the documentation has it.
                 *("-m", "examples.train_multi_worker"),
-                "--flagfile=configs/multi_worker.flags",
                 *("--width=8", "--num_heads=2", "--sequence_length=8"),
                 *("--batch_size=4", "--num_epochs=1", "--steps_per_epoch=3"),
                 *("--validation_steps=1", f"--model_file={path}"),
@@ -32,6 +32,18 @@ class TrainMultiWorkerTest(absltest.TestCase):
         self.assertIn("[worker 0] Saved", said)
         self.assertNotIn("is gone", said)
         keras.models.load_model(path)
+
+    def test_workers_have_as_many_replicas_each(self):
+        process = forked_python.run(
+            [
+                *("-m", "examples.train_multi_worker"),
+                *("--num_replicas=3", "--num_workers=2", "--batch_size=6"),
+            ],
+            REPOSITORY,
+        )
+        self.assertNotEqual(process.returncode, 0)
+        said = process.stdout + process.stderr
+        self.assertIn("must be a multiple of --num_workers", said)
 
 
 if __name__ == "__main__":
