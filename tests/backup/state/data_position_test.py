@@ -116,6 +116,20 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
             lambda x: x, of_validation=lambda x: x.unbatch().batch(3)
         )
 
+    def test_a_pipeline_ends_where_it_did_after_two_interruptions(self):
+        # Keras renews its iterator after as many steps as there are batches.
+        # It counted from the first interruption on, and an epoch had no step.
+        def smaller(pipeline):
+            return pipeline.with_batch_size(2)
+
+        arguments = {"steps_per_epoch": 2}
+        expected = self.batches(smaller, **arguments)
+        folder = self.create_tempdir().full_path
+        found = []
+        for interrupt_at in (2, 2, 3, None):
+            found += self.batches(smaller, folder, interrupt_at, **arguments)
+        self.assertEqual(found, expected)
+
     def assert_same_batches(self, *data, **arguments):
         expected = self.batches(*data, **arguments)
         folder = self.create_tempdir().full_path

@@ -36,6 +36,8 @@ class DataPosition:
         self._epochs = epochs
         self._num_made = 0
         self._num_drawn = 0
+        # Batches before these, from which a pipeline went on by its position.
+        self._num_earlier = 0
         self._drawn_before = []  # of each iterator but the last one
         self._starts = self._values()
         self._first_epoch = None
@@ -76,7 +78,7 @@ class DataPosition:
         if self._num_made:
             self._drawn_before.append(self._num_drawn)
         self._num_made += 1
-        self._num_drawn = 0
+        self._num_drawn = self._num_earlier = 0
         self._starts = self._values()
 
     def drawn(self, count: int) -> None:
@@ -119,7 +121,7 @@ class DataPosition:
         """Integers for `resume`."""
         state = {
             "made": self._num_made,
-            "drawn": self._num_drawn,
+            "drawn": self._num_earlier + self._num_drawn,
             "known": fitting.known_batches(self._epochs),
             "starts": [*map(list, self._starts)],
         }
@@ -217,14 +219,18 @@ class DataPosition:
     def _go_on(self, drawn):
         """Creates the iterator of all epochs, and draws its batches again."""
         iterator = fitting.make_iterator(self._epochs)
-        if not self._is_direct:
+        if self._is_direct:
+            self._num_earlier = drawn
+        else:
             self._draw(iterator, drawn)
             self._num_drawn = drawn
         fitting.go_on_with(self._epochs, iterator, drawn)
 
     def skip(self, iterator: Iterator[Any], count: int) -> None:
         """Skips batches that a run has trained on before."""
-        if not self._is_direct:
+        if self._is_direct:
+            self._num_earlier += count
+        else:
             self._draw(iterator, count)
             self._num_drawn += count
 
