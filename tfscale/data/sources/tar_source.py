@@ -70,9 +70,10 @@ def webdataset(
     2
     """
     check_on_damage(on_damage)
-    if isinstance(extensions, str) or (
-        extensions is not None and not list(extensions)
-    ):
+    is_string = isinstance(extensions, str)
+    if extensions is not None and not is_string:
+        extensions = list(extensions)  # a generator is read only once
+    if is_string or extensions == []:
         raise ValueError(
             "`extensions` must be a list of strings or None. Received: "
             f"extensions={extensions!r}."
