@@ -103,6 +103,28 @@ class PlanTest(parameterized.TestCase):
         _plans().save_png(path)
         self.assertGreater(os.path.getsize(path), 10_000)
 
+    @parameterized.parameters(
+        ("NVIDIA A100-SXM4-80GB", 80e9),
+        ("NVIDIA A100-PCIE-40GB", 40e9),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5e9),
+        ("NVIDIA H100 80GB HBM3", 80e9),
+        ("NVIDIA H200", 141e9),
+    )
+    def test_a_gpu_has_the_memory_of_its_name(self, name, memory):
+        # An A100 of 40 GB was planned for as one of 80 GB.
+        config = measure.tf.config
+        with (
+            mock.patch.object(
+                config, "list_physical_devices", return_value=[0]
+            ),
+            mock.patch.object(
+                config.experimental,
+                "get_device_details",
+                return_value={"device_name": name},
+            ),
+        ):
+            self.assertEqual(measure._memory("GPU", 1), memory)
+
     @mock.patch.dict(measure._WIDTHS, CPU=256)
     @mock.patch.object(measure, "_SECONDS", 0.0)  # the fewest repetitions
     def test_measures_this_machine(self):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import time
 
 import tensorflow as tf
@@ -190,7 +191,9 @@ def _memory(kind, num_devices):
         described = str(details.get("device_name"))
         for name, preset in DEVICES.items():
             if name in described:
-                return preset.memory
+                # An A100 also comes with 40 GB, and in MIG devices of 5 GB.
+                sizes = re.findall(r"(\d+) ?GB\b", described, re.IGNORECASE)
+                return min([preset.memory, *(1e9 * int(n) for n in sizes)])
         raise ValueError(
             "The memory of a GPU is known only if there is a preset for it. "
             f"Received: device='measure' and {described!r}. Pass a "
