@@ -215,6 +215,13 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         for a, b in zip(weights(model), weights(one), strict=True):
             self.assertAllEqual(a, b)
 
+    def test_weights_that_are_no_number_have_not_converged(self):
+        model = build()
+        model.compile(keras.optimizers.SGD(1e30), "mse")
+        history = fit(model, LayerFreezing(0.9, 0.0))
+        self.assertTrue(np.isnan(history["loss"][-1]))
+        self.assertEqual(history["frozen_layers"][-1], 0)
+
     @pytest.mark.crossing
     def test_with_accumulation(self):
         one, expected = on_one_device()

@@ -122,7 +122,7 @@ class LayerFreezing(keras.callbacks.Callback):
             for change, first in zip(
                 changes[num_frozen:], self._first_changes[num_frozen:]
             ):
-                if change >= self.threshold * first:
+                if not change < self.threshold * first:  # nor if it is NaN
                     break
                 num_frozen += 1
         self._freeze(num_frozen)
