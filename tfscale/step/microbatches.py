@@ -7,6 +7,10 @@ import tensorflow as tf
 
 from tfscale.step import losses
 
+_ONE_NUMBER_OF_ROWS = (
+    "All tensors of a batch must have one number of rows. Received: "
+)
+
 
 class Microbatches:
     """The rows of a replica, cut into microbatches.
@@ -33,15 +37,20 @@ class Microbatches:
                 "A batch must have rows to be cut into microbatches. Received: "
                 "data without a tensor that has a dim."
             )
-        known = {each.shape[0] for each in with_rows} - {None}
+        found = {each.shape[0] for each in with_rows}
+        known, rule = found - {None}, _ONE_NUMBER_OF_ROWS
         if len(known) > 1:
-            raise ValueError(
-                "All tensors of a batch must have one number of rows. "
-                f"Received: {sorted(known)}."
-            )
+            raise ValueError(f"{rule}{sorted(known)}.")
         self._num_known = known.pop() if known else None
         self._num_microbatches = num_microbatches
-        self.num_rows = tf.shape(with_rows[0])[0]
+        rows = [tf.shape(each)[0] for each in with_rows]
+        self.num_rows = rows[0]
+        if None in found and len(rows) > 1:
+            rows = tf.stack(rows)
+            is_one = tf.reduce_all(tf.equal(rows, self.num_rows))
+            check = tf.raw_ops.Assert(condition=is_one, data=[rule, rows])
+            with tf.control_dependencies([check]):
+                self.num_rows = tf.identity(self.num_rows)
         is_even = self._even_size is not None
         self.more_rows: tuple[int | None, ...] = (0,) if is_even else (None,)
         if is_compiled and not is_even:

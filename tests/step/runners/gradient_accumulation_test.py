@@ -666,6 +666,21 @@ class BadInputTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "synchronized=True"):
             model.fit(X, X, verbose=0, callbacks=[GradientAccumulation(4)])
 
+    def test_tensors_of_several_numbers_of_rows_are_refused(self):
+        # As of nodes and edges: rows of the longer ones were lost.
+        nodes, edges = keras.Input((4,)), keras.Input((4,))
+        model = keras.Model([nodes, edges], keras.layers.Dense(1)(nodes))
+        model.compile("sgd", "mse")
+        batch = (np.ones((8, 4)), np.ones((20, 4))), np.ones((8, 1))
+        four, one = tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])
+        dataset = tf.data.Dataset.from_generator(
+            lambda: [batch], output_signature=((four, four), one)
+        )
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, r"one number of rows.*\[8 20 8\]"
+        ):
+            model.fit(dataset, verbose=0, callbacks=[GradientAccumulation(4)])
+
     def test_stateful_layers_are_refused(self):
         # Keras expected another batch size.
         layer = keras.layers.GRU(3, stateful=True)
