@@ -90,10 +90,10 @@ def overridden():
     return keras.Model(inputs, TiedDense(6, name="dense")(x))
 
 
-def normalized():
+def normalized(**options):
     x = inputs = keras.Input((12,))
     x = LAYERS.Dense(24, name="split")(x)
-    x = LAYERS.LayerNormalization(name="norm")(x)
+    x = LAYERS.LayerNormalization(name="norm", **options)(x)
     x = LAYERS.Activation("gelu", name="gelu")(x)
     return keras.Model(inputs, LAYERS.Dense(12, name="joined")(x))
 
@@ -178,6 +178,12 @@ ROWS = {
     "gru/gru_cell/(recurrent_)?kernel": (None, "model"),
     "lstm/lstm_cell/recurrent_kernel": ("model", None),
 }
+NORMALIZED = {
+    "split/kernel": (None, "model"),
+    "split/bias": ("model",),
+    "norm/.*": ("model",),
+    "joined/kernel": ("model", None),
+}
 JOBS = {
     "llama": (backbone(backbones.llama), None),
     "llama_own_layout": (backbone(backbones.llama), llama_layouts),
@@ -210,14 +216,11 @@ JOBS = {
             "dense/kernel": (None, "model"),
         },
     ),
-    "layer_norm": (
-        of_shape(normalized, (12,), (12,)),
-        {
-            "split/kernel": (None, "model"),
-            "split/bias": ("model",),
-            "norm/.*": ("model",),
-            "joined/kernel": ("model", None),
-        },
+    "layer_norm": (of_shape(normalized, (12,), (12,)), NORMALIZED),
+    "rms_scaled": (
+        # Once squares were added up before the mean was taken off.
+        of_shape(functools.partial(normalized, rms_scaling=True), (12,), (12,)),
+        NORMALIZED,
     ),
     "einsum": (
         of_shape(einsum, (3, 12), (3, 12)),
@@ -287,6 +290,7 @@ def both(train, build=mlp, layouts=PAIR, num_replicas=2):
 class ModelsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*reversed(JOBS))  # the smallest one always
     @pytest.mark.crossing(every=21)
+    @pytest.mark.filterwarnings("ignore:You passed `rms_scaling")
     def test_has_the_numbers_of_one_device(self, name):
         job, layouts = JOBS[name]
         # BatchNormalization has the moments of a replica's part of the batch,

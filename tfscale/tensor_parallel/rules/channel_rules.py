@@ -168,9 +168,10 @@ class _LayerNormalization(_Local):
             total = tf.reduce_sum(x, axis=-1, keepdims=True)
             return collectives.total_over_ranks(total) / size
 
-        if not layer.rms_scaling:
-            x -= mean(x)
-        x *= tf.math.rsqrt(mean(tf.square(x)) + layer.epsilon)
+        centred = x - mean(x)
+        inverse = tf.math.rsqrt(mean(tf.square(centred)) + layer.epsilon)
+        # Keras scales by the deviation from the mean, and leaves the mean.
+        x = inverse * (x if layer.rms_scaling else centred)
         if layer.gamma is not None:
             x *= tf.cast(rules.shard_of(layer.gamma), x.dtype)
         if layer.beta is not None:
