@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import layers
+from tfscale._internals import symbols
 from tfscale.step import step_context
 from tfscale.step.checks import metric_trial
 
@@ -54,8 +55,9 @@ class DividedMetric(in_place.Mixin):
 class FunctionMetric(DividedMetric):
     """A metric made of a function, of which Keras takes the mean of calls.
 
-    A number for each row counts as one. A single number, which on one device
-    is of the whole batch, counts by the rows that it is of.
+    A number for each row or element counts as one, if no mask leaves it out. A
+    single number, which on one device is of the whole batch, counts by the rows
+    that it is of.
     """
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -70,6 +72,10 @@ class FunctionMetric(DividedMetric):
             sample_weight = tf.cast(shard.share, self.dtype)
             # A replica without rows has no number.
             value = tf.where(sample_weight > 0, value, 0)
+        else:
+            sample_weight = symbols.apply_mask(
+                None, symbols.get_keras_mask(y_pred), self.dtype, "sum"
+            )
         return keras.metrics.Mean.update_state(self, value, sample_weight)
 
 
