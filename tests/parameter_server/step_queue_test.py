@@ -21,6 +21,8 @@ class _Result:
         self.is_over.wait(30.0)
         return [1.0]
 
+    get = fetch
+
 
 class StepQueueTest(absltest.TestCase):
     def test_who_is_waited_for_is_said_while_the_step_waits(self):
@@ -59,6 +61,26 @@ class StepQueueTest(absltest.TestCase):
         self.assertTrue(result.is_over.is_set())
         self.assertLen(said, 1)
         self.assertIn(f"no answer from worker 1 at {addresses[1]}.", said[0])
+        self.assertEqual(steps.sums, [1.0])
+
+    def test_steps_under_way_are_none_of_what_begins_after_a_prediction(self):
+        """A callback predicts and evaluates: steps of training counted too."""
+        result = _Result()
+        result.is_over.set()
+        strategy = types.SimpleNamespace(
+            coordinator=types.SimpleNamespace(
+                schedule=lambda function, args: result, join=lambda: None
+            ),
+            cluster=None,
+            num_workers=1,
+        )
+        steps = step_queue.StepQueue(strategy)
+        for _ in range(3):
+            steps.put(lambda: None)
+        steps.run(lambda batch: None, [0])
+        steps.reset()
+        steps.put(lambda: None)
+        steps.join()
         self.assertEqual(steps.sums, [1.0])
 
 

@@ -50,14 +50,15 @@ class StepQueue:
 
     def run(self, function: Callable[..., Any], batches: list[Any]) -> list:
         """Runs a function on batches and returns its results, in order."""
-        self._all_went_well = False
+        # Steps may be under way: a callback of `fit` may predict.
+        went_well_before, self._all_went_well = self._all_went_well, False
         with explained(self._cluster):
             results = [
                 self._coordinator.schedule(function, args=(batch,))
                 for batch in batches
             ]
         outputs = [self._wait_for(result.get) for result in results]
-        self._all_went_well = True
+        self._all_went_well = went_well_before
         return outputs
 
     def join(self) -> None:
