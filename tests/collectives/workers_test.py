@@ -50,7 +50,8 @@ def alone():
 
 class DtypesTest(tf.test.TestCase, parameterized.TestCase):
     # Complex numbers went as whole numbers: without fraction and i. Tensors of
-    # several ranks, gathered outside of a function, ended in a `TypeError`.
+    # several ranks, gathered outside of a function, ended in a `TypeError`, and
+    # an axis that was counted from the end in a `ValueError` of a transpose.
     @parameterized.product(
         dtype=DTYPES, shape=[(), (3,), (2, 3)], is_known=[True, False]
     )
@@ -64,7 +65,8 @@ class DtypesTest(tf.test.TestCase, parameterized.TestCase):
         def exchange(x):
             pack = [tf.constant([2.0, 3.0]), x, x]
             others, *sums = group.all_reduce(pack)
-            gathered = [group.all_gather(x, i) for i in range(len(shape))]
+            axes = range(-len(shape), len(shape))
+            gathered = [group.all_gather(x, i) for i in axes]
             return others, [*sums, *gathered]
 
         if not is_known:

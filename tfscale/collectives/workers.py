@@ -133,6 +133,7 @@ class _Participant:
 
     def all_gather(self, tensor, axis):
         # The first dim differs between workers, and is padded.
+        axis %= tensor.shape.rank
         order = [axis, *(i for i in range(tensor.shape.rank) if i != axis)]
         back = [order.index(i) for i in range(tensor.shape.rank)]
         tensor = tf.transpose(tensor, order)
