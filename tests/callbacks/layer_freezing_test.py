@@ -96,6 +96,16 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         for a, b in zip(weights(model), weights(one), strict=True):
             same_numbers.assert_close(a, b, rtol=2e-5)
 
+    def test_under_a_strategy_of_keras(self):
+        """Its learning rate is a variable of two devices: a TypeError."""
+        _, expected = on_one_device()
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            model = build()
+            model.compile(sgd(), "mse")
+        found = fit(model, LayerFreezing(0.9, 0.4))
+        self.assertEqual(found["frozen_layers"], expected["frozen_layers"])
+
     def test_a_pipeline_is_cut_anew_with_its_slots(self):
         strategy = mesh(pipeline=2)
         with strategy.scope():

@@ -147,7 +147,10 @@ class LayerFreezing(keras.callbacks.Callback):
 
     def _learning_rate(self):
         optimizer = getattr(self.model, "optimizer", None)
-        return 1.0 if optimizer is None else float(optimizer.learning_rate)
+        if optimizer is None:
+            return 1.0
+        # Under Keras' strategies it is a variable of several devices.
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
 
     def _freeze(self, num_frozen):
         if num_frozen == self._num_frozen:
