@@ -188,6 +188,23 @@ class MethodsTest(parameterized.TestCase):
         self.both(lambda model: model.predict(FEATURES, 16, verbose=0))
         self.both(lambda model: model.predict(FEATURES[:1], verbose=0))
 
+    def test_metrics_see_the_shapes_of_one_device(self):
+        shapes = []
+
+        def note(y, y_pred):
+            shapes.append(tuple(y_pred.shape))
+            return keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1)
+
+        with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
+            inputs = keras.Input((6,), dtype="int32")
+            x = keras.layers.Embedding(4, 8, mask_zero=True)(inputs)
+            model = keras.Model(inputs, keras.layers.Dense(4)(x))
+            model = PipelineModel(model, 2)
+            model.compile("sgd", "mse", metrics=[note])
+        # The last batch has another number of rows, which is then not known.
+        model.evaluate(np.ones((5, 6)), np.ones((5, 6, 4)), 4, verbose=0)
+        self.assertEqual(shapes[-1], (None, 6, 4))
+
     def test_methods_for_one_batch(self):
         x, y = FEATURES[:8], LABELS[:8]
         self.both(lambda model: model.test_on_batch(x, y, return_dict=True))

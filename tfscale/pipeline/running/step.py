@@ -267,10 +267,13 @@ class PipelineStep:
             return tf.concat(slices, axis=0)[:rows] if slices else None
 
         outputs, gathered = [], self.program.stages[-1].gathered
-        for value in self.plan.graph.outputs:
+        graph = self.plan.graph
+        for value in graph.outputs:
             output, mask = join(keys.Activation(value)), join(keys.Mask(value))
             if value in gathered:
                 output = collectives.gather_from_ranks(output, gathered[value])
+            # Stages of any number of rows do not know all sizes.
+            output.set_shape([None, *graph.specs[value].shape[1:]])
             if mask is not None:
                 symbols.set_keras_mask(output, mask)
             outputs.append(output)
