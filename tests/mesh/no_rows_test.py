@@ -30,7 +30,10 @@ def convolutions():
         layers.ConvLSTM2D(2, 2, name="lstm")(films),
         layers.MaxPooling1D()(layers.Conv1D(3, 1, name="line")(lines)),
         layers.MaxPooling2D()(layers.Conv2D(3, 1, name="image")(images)),
-        layers.MaxPooling3D()(layers.Conv3D(3, 1, name="film")(films)),
+        # TensorFlow has no maximum of films in float64, on one device either.
+        layers.MaxPooling3D(dtype="float32")(
+            layers.Conv3D(3, 1, name="film")(films)
+        ),
     ]
     means = [keras.ops.mean(keras.ops.tanh(x), -1) for x in branches]
     flat = [layers.Flatten()(x) for x in means]
