@@ -88,7 +88,7 @@ def test_our_functions_are_marked_and_a_users_are_not(tmp_path):
         for number in range(8):
             writer.write(b"%d" % number)
     sources = {
-        "arrays": (data.arrays(np.arange(8)), {"position", "order"}),
+        "arrays": (data.arrays(np.arange(8)), {"position", "steps", "order"}),
         "tfrecords": (data.tfrecords(path), {"position", "read"}),
     }
     for source, ours in sources.values():

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 import tfscale
 from tests import strategies
 from tfscale import data
+from tfscale.data.order import stream
 from tfscale.graphs import dataset_graph
 
 
@@ -90,6 +91,36 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
             pipeline.position.assign(epoch=0, index=index)
             left = pipeline.batches_left
             self.assertLen(list(pipeline), left)
+
+    @parameterized.parameters(
+        ("keep", 2, 1),
+        *itertools.product(("drop", "pad"), (1, 2), (1, 2)),
+    )
+    def test_steps_of_a_long_epoch_are_computed_in_chunks(
+        self, remainder, workers, replicas
+    ):
+        # 610 MB were needed for the 3 million steps of an epoch.
+        rows, found = np.arange(22), []
+        for at_once in (2, 4096):
+            with mock.patch.object(stream, "_STEPS_AT_ONCE", at_once):
+                pipeline = data.pipeline(
+                    data.arrays(rows, rows),
+                    batch_size=4,
+                    remainder=remainder,
+                    input_context=tf.distribute.InputContext(
+                        workers, workers - 1, workers * replicas
+                    ),
+                )
+                batches = []
+                for index in (0, 4, 12):
+                    pipeline.position.assign(epoch=1, index=index)
+                    for batch in pipeline:
+                        batches.append((batch, pipeline.position.value))
+                found.append(batches)
+        self.assertGreater(len(found[0]), 2 * 3)
+        for one, other in zip(*found, strict=True):
+            self.assertAllEqual(one[0][0], other[0][0])
+            self.assertEqual(one[1], other[1])
 
     def test_padding_changes_no_weighted_metric(self):
         rows = np.random.default_rng(0).normal(size=(22, 2)).astype("float32")

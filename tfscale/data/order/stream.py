@@ -34,6 +34,7 @@ KEY_SIZE = 8
 SEED_AND_EPOCH, _FROM, _CHANGE = slice(0, 2), slice(2, 4), slice(4, 6)
 _INDEX, RECORD, POSITION = 3, 6, 7
 NO_KEY = -1  # in rows without a key
+_STEPS_AT_ONCE = 1 << 12
 
 
 def declare(tensors, length):
@@ -152,15 +153,22 @@ def shuffled(positions, size, key):
 
 def indexed_keys(recipe, position):
     """A dataset of keys, `(plan.slice_size, KEY_SIZE)` for each step."""
-    plan = recipe.plan
+    plan, lanes = recipe.plan, recipe.num_lanes
 
-    def steps_of_epoch(_):
+    def chunks_of_epoch(_):
         where = epoch_start(recipe, position)
-        # Of all steps at once: in each, it would be many operations.
-        step = tf.range(recipe.lane, where.steps, recipe.num_lanes)
+        first = tf.range(recipe.lane, where.steps, lanes * _STEPS_AT_ONCE)
+        start = tf.broadcast_to(tf.stack(where), [tf.size(first), len(where)])
+        return declare((start, first), plan.num_steps)
+
+    def steps_of_chunk(start, first):
+        where = EpochStart(*tf.unstack(start))
+        # Of many steps at once: in each, it would be many operations.
+        end = tf.minimum(first + lanes * _STEPS_AT_ONCE, where.steps)
+        step = tf.range(first, end, lanes)
         first, size = plan.slice_of(step, where.first, tf.minimum)
-        found = (heads_of(where, step, plan), first, first + size)
-        return declare(found, plan.num_steps)
+        # Of as many chunks as there are steps: see the module.
+        return declare((heads_of(where, step, plan), first, first + size), 1)
 
     def keys_of_step(head, first, end):
         key = head[SEED_AND_EPOCH]
@@ -177,8 +185,11 @@ def indexed_keys(recipe, position):
         keys = keys_of(heads, records, positions, end - 1, plan)
         return declare(keys, plan.slice_size)
 
+    chunks = single_device.map_on_host(
+        tf.data.Dataset.from_tensors(0), chunks_of_epoch, name="position"
+    )
     heads = single_device.map_on_host(
-        tf.data.Dataset.from_tensors(0), steps_of_epoch, name="position"
+        chunks.unbatch(), steps_of_chunk, name="steps"
     )
     return single_device.map_on_host(
         heads.unbatch(), keys_of_step, name="order"
