@@ -97,6 +97,57 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
             self.assert_close(value, expected)
         self.assert_close(slopes, tape.gradient(total, whole))
 
+    @parameterized.parameters(1, 3)
+    def test_tokens_that_are_ruled_out(self, num_ranks):
+        # The first logit of another rank's part was multiplied by 0.
+        logits, labels = logits_and_labels()
+        logits[..., ::28] = -np.inf
+        labels[labels % 28 == 0] = 3
+        plain = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        values, slopes = on_ranks(num_ranks, Loss(), labels, logits)
+        self.assertTrue(np.isfinite(slopes).all())
+        for value in values:
+            self.assert_close(value, plain(labels, logits))
+
+    @parameterized.parameters(2, 3)
+    def test_of_the_gradient_of_its_gradient(self, num_ranks):
+        # The part of the other ranks' logits was missing.
+        logits, labels = logits_and_labels()
+        logits = np.clip(logits, -3, 3)
+
+        def slopes_of_penalty(loss, part, gather, total):
+            with tf.GradientTape() as outer:
+                outer.watch(part)
+                with tf.GradientTape() as tape:
+                    tape.watch(part)
+                    value = loss(labels, gather(part))
+                slopes = tape.gradient(value, part)
+                penalty = total(tf.reduce_sum(slopes**3))
+            return outer.gradient(penalty, part)
+
+        plain = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        expected = slopes_of_penalty(
+            plain, tf.constant(logits), tf.identity, tf.identity
+        )
+        mesh = tfscale.device_mesh(model=num_ranks)
+        layout_map = keras.distribution.LayoutMap(mesh)
+        strategy = tfscale.MeshStrategy(mesh, layout_map)
+
+        @tf.function(autograph=False)
+        def run():
+            def replica():
+                slopes = slopes_of_penalty(
+                    Loss(),
+                    collectives.local_shard(tf.constant(logits), 2),
+                    lambda part: collectives.gather_from_ranks(part, 2),
+                    collectives.reduce_from_ranks,
+                )
+                return collectives.concat_over_ranks(slopes, 2)
+
+            return strategy.run(replica)
+
+        self.assert_close(run(), expected)
+
     @parameterized.parameters(None, 3, -1)
     def test_of_sparse_cross_entropy(self, ignored):
         logits, labels = logits_and_labels(ignored)

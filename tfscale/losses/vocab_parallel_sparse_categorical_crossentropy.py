@@ -113,7 +113,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
             first=first,
             total=total,
             smoothing=self.label_smoothing,
-            add_up=collectives.sum_over_ranks if is_sharded else tf.identity,
+            add_up=collectives.total_over_ranks if is_sharded else tf.identity,
             largest=collectives.max_over_ranks if is_sharded else tf.identity,
         )
         losses = tf.reshape(losses, tf.shape(labels))
@@ -150,7 +150,9 @@ def _cross_entropy(logits, labels, *, first, total, smoothing, add_up, largest):
         is_here = (local_labels >= 0) & (local_labels < size)
         local_labels = tf.where(is_here, local_labels, 0)
         here = tf.cast(is_here, logits.dtype)
-        at_label = here * tf.gather(shifted, local_labels, axis=1, batch_dims=1)
+        # No product: 0 times the logit of a token that is ruled out is NaN.
+        at_label = tf.gather(shifted, local_labels, axis=1, batch_dims=1)
+        at_label = tf.where(is_here, at_label, 0.0)
         sums = [tf.reduce_sum(terms, axis=-1), at_label]
         if smoothing:
             sums.append(tf.reduce_sum(shifted, axis=-1))
