@@ -13,8 +13,12 @@ from collections.abc import Hashable
 import numpy as np
 import tensorflow as tf
 
+from tfscale._internals import attributes
+from tfscale.graphs import walks
+from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
+from tfscale.tensor_parallel.propagation.placements import NoRule
 from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.propagation import Propagation
 
@@ -180,9 +184,29 @@ class _Comparison:
             self._check_values(op, other)
             for tensor, local in zip(op.outputs, other.outputs):
                 self._check_shape(tensor, local)
+            if attributes.GRADIENT_TYPE in op.node_def.attr:
+                self._custom_gradient(op, other)
         except _Different as error:
             keys = self._keys((*op.inputs, *op.outputs))
             self._blame(keys or self._nearest, str(error))
+
+    def _custom_gradient(self, op, other):
+        """Compares what is sharded of a gradient that was written by hand."""
+        states = [self._states.get(x.name, (None,))[0] for x in op.inputs]
+        sharded = [isinstance(state, Sharded) for state in states]
+        if not any(sharded):
+            return
+        try:
+            whole, local = map(custom_gradients.custom_gradient, (op, other))
+        except NoRule as error:
+            raise _Different(str(error)) from error
+        results = [x for x, is_one in zip(whole.results, sharded) if is_one]
+        followed = walks.ancestors([x.op for x in results if x is not None])
+        for one, its_partner in zip(whole.operations, local.operations):
+            if one.type != its_partner.type:
+                raise _Different(f"the gradient of {op.name!r} is another one")
+            if one in followed:
+                self._operation(one, its_partner)
 
     def _check_partner(self, tensor, local):
         # None: after a difference that has been blamed already.

@@ -273,6 +273,11 @@ def heads_of_the_tensor(x):
     return keras.ops.reshape(x, (-1, TIME, heads * 6))
 
 
+@tf.custom_gradient
+def gradient_by_size(x):
+    return tf.identity(x), lambda dy: dy / float(x.shape[-1])
+
+
 # name, operation, a word of the reason.
 NOT_THE_SAME = (
     ("number", lambda x: x / np.float32(np.sqrt(x.shape[-1])), "another value"),
@@ -284,6 +289,7 @@ NOT_THE_SAME = (
         "stands for",
     ),
     ("more", lambda x: x + 1 if x.shape[-1] == HIDDEN else x, "operations"),
+    ("gradient", gradient_by_size, "another value"),
     ("attribute", lambda x: tf.nn.leaky_relu(x, 1 / x.shape[-1]), "attributes"),
     ("layers_size", heads_of_a_layer, "shape"),
     (
