@@ -255,6 +255,21 @@ def mlp():
     return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
 
 
+class Scale(LAYERS.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        return x * self.scale
+
+
+def scaled():
+    x = inputs = keras.Input((12,))
+    x = LAYERS.Dense(24, activation="relu", name="up")(x)
+    x = Scale(name="scale")(x)
+    return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
+
+
 def adapted():
     """What LoRA can be enabled in, column- and row-parallel."""
     tokens = keras.Input((6,), dtype="int32")
@@ -342,6 +357,15 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             lambda model: model.predict(x, verbose=0), masked, layouts
         )
         self.assertAllClose(found, expected)
+
+    def test_negative_tokens_count_from_the_end(self):
+        # No rank had them: their embeddings were zeros.
+        x = RANDOM_TOKENS[:8] - 24
+        layouts = {"table/embeddings": ("model", None)}
+        expected, found = both(
+            lambda model: model.predict(x, verbose=0), looked_up, layouts
+        )
+        same_numbers.assert_close(found, expected)
 
     @parameterized.parameters(False, True)
     @pytest.mark.crossing(every=2)
@@ -438,6 +462,19 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         # Replicas have dropout masks of their own, so there is one.
         pair = both(train, num_replicas=1)
         for expected, found in zip(*pair, strict=True):
+            same_numbers.assert_close(found, expected)
+
+    @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    def test_a_frozen_layer_is_thawed(self):
+        # A shard of what it multiplies was all that its gradient saw.
+        def train(model):
+            for trainable in (False, True):
+                model.get_layer("scale").trainable = trainable
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                model.fit(**VECTORS, shuffle=False, verbose=0)
+            return model.get_weights()
+
+        for expected, found in zip(*both(train, scaled), strict=True):
             same_numbers.assert_close(found, expected)
 
     @pytest.mark.crossing

@@ -39,11 +39,14 @@ class ShardingDecision:
         stays_sharded: Whether the output does, by the rule of the layer.
         reasons: Why it does not, where there is a reason.
         drawing: Ids of the states of generators that draw for shards.
+        frozen: Layers and variables that were not trainable. Once one is, it
+            may need a gradient, or see the whole batch.
     """
 
     stays_sharded: dict[Rule, bool]
     reasons: dict[Rule, str]
     drawing: frozenset[int]
+    frozen: list[keras.Layer | keras.Variable]
 
     def apply(self) -> None:
         """Applies the decision to the rules."""
@@ -97,15 +100,21 @@ def apply_decision(num_ranks: int, rule) -> None:
     rule.stays_sharded = stays_sharded.setdefault(rule, rule.stays_sharded)
 
 
-def ensure_analysed(model, num_ranks: int) -> None:
+def ensure_analysed(model, num_ranks: int) -> ShardingDecision:
     """Applies the decision of a functional model, after its analysis."""
     rules = {call.rule for call in sharded_calls(model)} - {None}
-    _decision_for(model, num_ranks, rules).apply()
+    decision = _decision_for(model, num_ranks, rules)
+    decision.apply()
+    return decision
 
 
 def _decision_for(model, num_ranks, rules=frozenset()):
     decision = getattr(_functional(model), "sharding_decision", None)
-    if decision is None or not rules <= set(decision.stays_sharded):
+    if (
+        decision is None
+        or any(each.trainable for each in decision.frozen)
+        or not rules <= set(decision.stays_sharded)
+    ):
         # The current call must not see the losses of the analysis.
         with layer_losses.kept():
             decision = analyse(model, num_ranks)
@@ -178,10 +187,12 @@ def _analyse(model, num_ranks, rules):
                 if not rule.layer.sharded_call.is_found
             }
             rules = {*rules, *(rule for rule, _ in calls)}
+            layers = attributes.flatten_layers(model)
             decision = ShardingDecision(
                 {rule: rule.stays_sharded for rule in rules},
                 reasons,
                 whole.generators_named(found.sharded_generators),
+                [x for x in (*layers, *model.variables) if not x.trainable],
             )
             return decision, missing_partners(calls, asked)
         # A layer that is called several times does the same in all calls.

@@ -465,6 +465,27 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         for one, other in zip(expected, found, strict=True):
             same_numbers.assert_close(other, one)
 
+    def test_frozen_norms_are_thawed(self):
+        # A part of the sequence was all that their gradients saw.
+        job, _ = JOBS["block"]
+
+        def train(model):
+            for trainable in (False, True):
+                for layer in model.layers:
+                    if isinstance(layer, LAYERS.LayerNormalization):
+                        layer.trainable = trainable
+                model.compile(keras.optimizers.SGD(0.1), job.loss())
+                model.fit(**job.data, shuffle=False, verbose=0)
+            return model.get_weights()
+
+        same_numbers.reset()
+        expected = train(BLOCK())
+        model, strategy, _ = prepared("block")
+        with strategy.scope():
+            found = train(model)
+        for one, other in zip(expected, found, strict=True):
+            same_numbers.assert_close(other, one)
+
     def test_a_length_that_ranks_do_not_divide(self):
         model, strategy, x = prepared("llama")
         with strategy.scope():

@@ -76,7 +76,9 @@ class _VocabularyParallel(rules.Rule):
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = layer.input_dim // collectives.num_ranks()
-        local = inputs - rows * collectives.rank()
+        # Keras counts negative tokens from the end of the table.
+        local = keras.ops.where(inputs < 0, inputs + layer.input_dim, inputs)
+        local -= rows * collectives.rank()
         here = keras.ops.logical_and(local >= 0, local < rows)
         tokens = keras.ops.where(here, local, 0)
         outputs = rules.call(self._on_shards(reverse), tokens)

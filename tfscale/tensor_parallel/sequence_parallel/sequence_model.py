@@ -136,17 +136,15 @@ class ModelCall:
 
     def plan_for(self, inputs) -> sequence.SequencePlan | None:
         """The plan for inputs, or `tf.TensorSpec`s; None, after a warning."""
-        calls = list(analysis.sharded_calls(self._model))
         key = (
-            # LoRA changes the variables.
-            *(call.rule for call in calls),
+            # LoRA changes the variables, and thawed layers need gradients.
+            analysis.ensure_analysed(self._model, self._num_ranks),
             *(
                 (tuple(x.shape[1:]), str(x.dtype))
                 for x in keras.tree.flatten(inputs)
             ),
         )
         if key not in self.found:
-            analysis.ensure_analysed(self._model, self._num_ranks)
             plan, reason = sequence_analysis.find_plan(
                 self._model, inputs, self._num_ranks
             )
