@@ -26,7 +26,7 @@ from examples import serve
 from tests import forked_python
 from tests.source_files import REPOSITORY
 
-SECONDS = 120.0
+SECONDS = 300.0
 EXPORT = """
 import json, sys
 import keras
@@ -70,7 +70,11 @@ def server(log, *arguments):
                 *arguments,
             ],
             cwd=REPOSITORY,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            env={
+                **os.environ,
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_worker_niceness": "0",  # other tests would go before
+            },
             stdout=output,
             stderr=output,
             start_new_session=True,
