@@ -2,12 +2,19 @@
 
 import pathlib
 import resource
+from collections.abc import Iterator
 
-# A container's limit and use, cgroup version 2 and version 1.
-_CGROUPS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+# Names in the folder of a control group, of version 2 and version 1: its limit,
+# its use, and pages of files, which are in use and which the kernel gives back.
+_CGROUPS = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+}
+_GROUPS_OF_PROCESS = "/proc/self/cgroup"
 
 
 def free_bytes(
@@ -22,11 +29,7 @@ def free_bytes(
         available = _kib("/proc/meminfo", "MemAvailable")
     if available is None:
         return None
-    free = [available]
-    for names in _CGROUPS:
-        limit, use = (_number(pathlib.Path(cgroup) / name) for name in names)
-        if limit is not None and use is not None:
-            free.append(limit - use)
+    free = [available, *_left_by_groups(cgroup)]
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     used = _kib("/proc/self/status", "VmSize")
     if allowed != resource.RLIM_INFINITY and used is not None:
@@ -34,17 +37,34 @@ def free_bytes(
     return max(min(free), 0)
 
 
+def _left_by_groups(cgroup: str) -> Iterator[int]:
+    """What each control group of this process leaves.
+
+    A container sees its own as the outermost one. A job of Slurm or a service
+    is in groups below that, and each of them may have a limit.
+    """
+    paths = dict.fromkeys(_CGROUPS, "/")
+    for line in _lines(_GROUPS_OF_PROCESS):
+        _, kinds, path = line.split(":", 2)
+        paths |= dict.fromkeys(kinds.split(","), path)
+    for kind, (limit, use, of_files) in _CGROUPS.items():
+        innermost = pathlib.PurePath(paths[kind].strip("/"))
+        for group in (innermost, *innermost.parents):
+            folder = pathlib.Path(cgroup, kind, group)
+            numbers = [*_lines(folder / limit), *_lines(folder / use)]
+            if len(numbers) == 2 and numbers[0] != "max":
+                most, used = map(int, numbers)
+                stat = dict(map(str.split, _lines(folder / "memory.stat")))
+                yield most - used + int(stat.get(of_files, 0))
+
+
 def _kib(path, key):
-    try:
-        with open(path) as file:
-            lines = dict(line.split(":", 1) for line in file if ":" in line)
-        return int(lines[key].split()[0]) << 10
-    except (OSError, KeyError):  # not Linux
-        return None
+    lines = dict(line.split(":", 1) for line in _lines(path) if ":" in line)
+    return int(lines[key].split()[0]) << 10 if key in lines else None
 
 
-def _number(path):
+def _lines(path):
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # none there, or "max": no limit
-        return None
+        return pathlib.Path(path).read_text().splitlines()
+    except OSError:  # not Linux, or no such group
+        return []
