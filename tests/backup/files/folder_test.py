@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import ctypes
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -10,12 +12,14 @@ import resource
 import shutil
 import signal
 import unittest
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
 from tfscale.backup.files import committed
+from tfscale.backup.files import storage
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.variables.sharding import Sharding
@@ -253,6 +257,27 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(BlockingIOError, "must be of one job"):
             self.commit(1)
         self.assertEqual(os.listdir(self.path), ["LOCK"])
+
+    def test_a_file_system_without_locks_is_said_and_used(self):
+        # Such as Lustre by default: it was refused as one that is read-only.
+        folder = BackupFolder(self.create_tempdir().full_path, keep=1)
+        error = OSError(errno.ENOSYS, "Function not implemented")
+        with (
+            mock.patch.object(fcntl, "flock", side_effect=error),
+            self.assertLogs(level="WARNING") as logs,
+        ):
+            folder.acquire()
+        self.assertIn("has no locks (Function not imp", logs.output[0])
+        folder.commit(1, [], {})
+        self.assertLen(committed.begun(folder.path), 1)
+        folder.release()
+
+    def test_a_folder_may_be_in_one_that_nobody_may_list(self):
+        # As those of the users of a cluster: it was refused as read-only.
+        folder = BackupFolder(self.create_tempdir().full_path, keep=1)
+        with mock.patch.object(storage, "_sync", side_effect=PermissionError):
+            folder.acquire()
+        folder.release()
 
     def test_a_full_disk_leaves_the_backups_before(self):
         self.commit(1)

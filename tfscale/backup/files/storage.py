@@ -7,7 +7,9 @@ closed. Another store is another subclass, in `storage_of`.
 """
 
 import contextlib
+import errno
 import hashlib
+import logging
 import os
 import shutil
 import stat
@@ -18,6 +20,8 @@ import tensorflow as tf
 from tfscale.backup.files.lock import FolderLock
 
 _CHUNK = 1 << 20
+# Of Lustre without the option `flock`, and of NFS without a lock manager.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class Storage:
@@ -120,16 +124,29 @@ class LocalStorage(Storage):
 
     def make_folder(self) -> None:
         """See `Storage`."""
-        super().make_folder()
-        _sync(os.path.dirname(os.path.abspath(self._path)))
+        if not os.path.isdir(self._path):
+            super().make_folder()
+            # That of a folder that is there may not be readable.
+            _sync(os.path.dirname(os.path.abspath(self._path)))
 
     def remove_folder(self) -> None:
         """See `Storage`."""
         shutil.rmtree(self._path)
 
-    def lock(self) -> FolderLock:
-        """See `FolderLock`."""
-        return FolderLock(self._path)
+    def lock(self) -> FolderLock | None:
+        """See `FolderLock`; None in a file system without locks."""
+        try:
+            return FolderLock(self._path)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logging.warning(
+                "The file system of %r has no locks (%s): see to it that one "
+                "job at a time uses the folder.",
+                self._path,
+                error.strerror,
+            )
+            return None
 
     def progress_file(self) -> str:
         """See `Storage`."""
