@@ -2,10 +2,12 @@
 
 import logging
 
+import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale._internals import symbols
+from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.graphs.dataset_graph import stages_of
 
 
@@ -23,12 +25,31 @@ def warn_of_inexact(epochs, name: str, num_probes: int = 0) -> None:
         )
 
 
+def warn_of_shared(training, validation) -> None:
+    """Warns if iterators of one move seeds of the other's shuffles."""
+    shuffles = [
+        {
+            id(stage.dataset)
+            for stage in stages_of(source)
+            if stage.is_a("Shuffle") and _is_new_each_epoch(stage)
+        }
+        for source in map(fitting.source_of, (training, validation))
+        if isinstance(source, tf.data.Dataset)
+    ]
+    if len(shuffles) == 2 and shuffles[0] & shuffles[1]:
+        logging.warning(
+            "After an interruption training and validation data will not be "
+            "what they would have been: they share a `shuffle` that draws "
+            "another order for each iterator of either. Give it "
+            "`reshuffle_each_iteration=False`, without which a `take` and a "
+            "`skip` have records in common too."
+        )
+
+
 def _reasons(epochs, is_cut_short):
     source = fitting.source_of(epochs)
-    if source is None:  # arrays, which Keras shuffles
-        if fitting.shuffles_arrays(epochs) and not _has_global_seed():
-            return ["arrays are shuffled without `keras.utils.set_random_seed`"]
-        return []
+    if source is None:
+        return list(_of_no_dataset(epochs))
     if not isinstance(source, tf.data.Dataset):
         return []
     stages = stages_of(source)
@@ -43,6 +64,19 @@ def _reasons(epochs, is_cut_short):
             "`experimental_optimization.inject_prefetch = False`)"
         )
     return list(dict.fromkeys(found))
+
+
+def _of_no_dataset(epochs):
+    data = epochs.data_adapter
+    if isinstance(data, symbols.GeneratorDataAdapter):
+        yield "a Python generator makes it"
+    elif isinstance(data, symbols.PyDatasetAdapter):
+        kind, base = type(data.py_dataset), keras.utils.PyDataset
+        for name in ("on_epoch_begin", "on_epoch_end"):
+            if getattr(kind, name) is not getattr(base, name):
+                yield f"what `{name}` of `{kind.__name__}` changes is not saved"
+    elif fitting.shuffles_arrays(epochs) and not _has_global_seed():
+        yield "arrays are shuffled without `keras.utils.set_random_seed`"
 
 
 def _shuffles_ahead(source, stages):
@@ -88,6 +122,11 @@ def _before(stage):
 
 
 def _of_stage(stage):
+    if stage.is_a("Cache") and any(map(_is_new_each_epoch, _before(stage))):
+        yield (
+            "a `cache` keeps what it read first of data that is new in each "
+            "epoch (put it before the `shuffle`, or use `cache=` of a pipeline)"
+        )
     is_shuffle = stage.is_a("Shuffle", "ShuffleAndRepeat")
     if is_shuffle and not (stage.settings["seed"] or stage.settings["seed2"]):
         yield "a `shuffle` has no seed"
@@ -95,6 +134,13 @@ def _of_stage(stage):
         yield "Python functions or generators make it"
     elif stage.stateful_random and not _has_global_seed():
         yield f"{', '.join(stage.stateful_random)} draw without a seed"
+
+
+def _is_new_each_epoch(stage):
+    if isinstance(stage.dataset, ResumableDataset):
+        recipe = stage.dataset.recipe
+        return recipe.shuffle or recipe.augment is not None
+    return stage.is_a("Shuffle") and stage.settings["reshuffle_each_iteration"]
 
 
 def _has_global_seed():
