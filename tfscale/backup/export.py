@@ -5,6 +5,7 @@ import keras
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.state.variables import restore
 from tfscale.backup.state.variables import variables_of
+from tfscale.mesh.models.wrapped_model import WrappedModel
 
 
 def export_backup(
@@ -85,9 +86,10 @@ def export_backup(
 
 def config_of(model: keras.Model) -> str | None:
     """The JSON of the configuration of a model; None if it has none."""
-    # A model that wraps another one, as a pipeline does, saves that one.
-    inner = getattr(model, "model", model)
+    # A pipeline, which wraps a model, is saved as that one.
+    if isinstance(model, WrappedModel):
+        model = model.model
     try:
-        return inner.to_json()
+        return model.to_json()
     except (NotImplementedError, TypeError, ValueError):
         return None
