@@ -61,7 +61,7 @@ def launch():
 
 def main(argv):
     del argv
-    if NUM_WORKERS.value > 1 and cluster_from_environment() is None:
+    if cluster_from_environment() is None:
         launch()
     if not tf.config.list_physical_devices("GPU"):
         # One core is one device.
