@@ -54,6 +54,16 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
         # Numbers in names are others: the process has made other models.
         self.assertEqual(described(), described(**other))
 
+    def test_inputs_of_models_that_are_no_sequence_are_compared(self):
+        def described(dtype):
+            inputs = keras.Input((3,), dtype=dtype)
+            model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+            model.compile("sgd", "mse")
+            return identity.configuration(model)
+
+        found = identity.difference(described("float16"), described("float32"))
+        self.assertIn('"float16", saved "float32"', found)
+
     def test_lambdas_are_not_compared_by_where_they_are(self):
         model = keras.Sequential([keras.layers.Lambda(lambda x: x)])
         model.compile("sgd", lambda y, p: y - p)

@@ -188,6 +188,52 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
             logs.output[-1], "validation data is not what it was: .*the last 8"
         )
 
+    def test_a_fit_of_fewer_epochs_than_were_trained_is_refused(self):
+        # It made no step, and returned a model that was not trained.
+        def fit(model, epochs, after):
+            model.fit(
+                *(X, Y),
+                batch_size=16,
+                epochs=epochs,
+                verbose=0,
+                callbacks=[BackupAndRestore(self.path, 1), Interrupt(after)],
+            )
+
+        with self.assertRaises(Interrupted):
+            fit(compiled(), epochs=3, after=6)
+        model = compiled()
+        with self.assert_refused(model, "epochs=2, saved in epoch 3"):
+            fit(model, epochs=2, after=-1)
+        fit(model, epochs=3, after=-1)
+        self.assertEqual(model.optimizer.iterations, 6)
+
+    def test_an_execution_of_steps_that_were_made_in_part_is_refused(self):
+        # It was skipped as a whole, with the batches that were not trained on.
+        def with_executions(size):
+            model = compiled()
+            model.compile("adam", "mse", steps_per_execution=size)
+            return model
+
+        self.interrupt(compiled(), after=4)  # 3 of 8 steps are saved
+        model = with_executions(2)
+        with self.assert_refused(model, "steps_per_execution=2, saved after 3"):
+            self.resume(model)
+        model = with_executions(3)
+        self.resume(model)
+        self.assertEqual(model.optimizer.iterations, 8)
+
+    def test_metrics_with_a_value_for_each_class_go_on(self):
+        # They are no floats, which an epoch that went on made of them.
+        def measured():
+            model = compiled()
+            metrics = [keras.metrics.F1Score(name="f1")]
+            model.compile("adam", "mse", metrics=metrics)
+            return model
+
+        self.interrupt(measured())
+        history = self.resume(measured()).history
+        self.assertAllEqual(history["f1"][0].shape, [2])
+
     def test_other_callbacks_are_refused(self):
         self.interrupt(compiled())
         model = compiled()
@@ -294,6 +340,14 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEmpty(glob.glob(self.path + "/backup-*"))
         self.resume(compiled(), delete_checkpoint=False)
         self.assertNotEmpty(glob.glob(self.path + "/backup-*"))
+
+    def test_the_same_model_goes_on_in_the_same_process(self):
+        # As when a cell of a notebook is stopped, and run again. A `Sequential`
+        # has got an input by then, and was taken for another model.
+        model = compiled(functional=False)
+        self.interrupt(model)
+        self.resume(model)
+        self.assertEqual(model.optimizer.iterations, 8)
 
     def test_a_later_fit_begins_where_it_is_told(self):
         self.interrupt(compiled())
@@ -433,6 +487,29 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class ExportTest(tf.test.TestCase):
+    def test_a_model_may_have_an_attribute_called_model(self):
+        # It was taken for the model that a pipeline wraps.
+        class Scored(keras.Model):
+            def __init__(self, width=2):
+                super().__init__()
+                self.width = width
+                self.model = keras.layers.Dense(width)
+
+            def call(self, inputs):
+                return self.model(inputs)
+
+            def get_config(self):
+                return {"width": self.width}
+
+        path = self.create_tempdir().full_path
+        model = Scored()
+        model.compile("adam", "mse")
+        backup = BackupAndRestore(path, 2, delete_checkpoint=False)
+        model.fit(X, Y, batch_size=4, verbose=0, callbacks=[backup])
+        with keras.saving.custom_object_scope({"Scored": Scored}):
+            found = tfscale.export_backup(path, path + "/model.keras")
+        self.assertIsInstance(found, Scored)
+
     def test_the_newest_backup_becomes_a_plain_model(self):
         path = self.create_tempdir().full_path
         model = compiled()

@@ -50,7 +50,11 @@ def identity(
 
 
 def check(
-    backup: Backup, model: keras.Model, worker: int, now: dict[str, Any]
+    backup: Backup,
+    model: keras.Model,
+    worker: int,
+    now: dict[str, Any],
+    out_of_reach: str | None = None,
 ) -> None:
     """Refuses to continue from a backup of another run; names a difference."""
     found = variables.difference(variables.variables_of(model), backup)
@@ -62,6 +66,7 @@ def check(
                 if what == "configuration"
                 else f"{what} {value}, saved {saved.get(what)}"
             )
+    found = found or out_of_reach
     if found is not None:
         raise ValueError(
             "A run must continue with the same model, optimizer, data and "
@@ -99,8 +104,17 @@ def _plain(value):
             and not (key == "learning_rate" and isinstance(v, float))
         }
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [_plain(v) for v in value if not _is_first_of_sequential(v)]
     return _NUMBER.sub("", value) if isinstance(value, str) else value
+
+
+def _is_first_of_sequential(value):
+    """Whether it is the input of a `Sequential`, which has it once built."""
+    return (
+        isinstance(value, dict)
+        and value.get("class_name") == "InputLayer"
+        and "inbound_nodes" not in value  # which those of other models have
+    )
 
 
 def difference(now: str, saved: str | None) -> str | None:

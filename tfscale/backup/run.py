@@ -25,6 +25,7 @@ from tfscale._internals import fitting
 from tfscale.adapters.epochs import watch
 from tfscale.backup import identity
 from tfscale.backup.exactness import warn_of_inexact
+from tfscale.backup.exactness import warn_of_shared
 from tfscale.backup.export import config_of
 from tfscale.backup.files import json_arrays
 from tfscale.backup.files.committed import open_backup
@@ -88,7 +89,11 @@ class Run:
         if self._backup is not None:
             fitting.build(self.model, fitting.element_spec_of(self._epochs))
             identity.check(
-                self._backup, self.model, self.workers.index, self._identity
+                self._backup,
+                self.model,
+                self.workers.index,
+                self._identity,
+                self._out_of_reach(fit.callbacks.params or {}),
             )
             fitting.set_initial_epoch(self.model, self._backup.state["epoch"])
         elif num_noted := self._report.noted():
@@ -120,6 +125,16 @@ class Run:
         path = self.workers.from_first("newest", find)
         return path and open_backup(path, is_verified=True)
 
+    def _out_of_reach(self, params):
+        """Why this `fit` does not come to the step of the backup, or None."""
+        epoch, step = self._backup.state["epoch"], self._backup.state["step"]
+        if epoch >= params.get("epochs", epoch + 1):
+            return f"epochs={params['epochs']}, saved in epoch {epoch + 1}"
+        count = self._epochs.steps_per_execution
+        if step % count and not self._data.begins_anywhere:
+            return f"steps_per_execution={count}, saved after {step} steps"
+        return None
+
     # --- of the callback --------------------------------------------------
 
     def on_epoch_begin(self, epoch: int) -> None:
@@ -147,6 +162,7 @@ class Run:
         if self._validation is None:
             num_probes = int(fitting.probes_data(self.model))
             self._validation = Validation(epochs, num_probes)
+            warn_of_shared(self._epochs, epochs)
             if self._validation_state is not None:
                 self._validation.resume(self._validation_state)
         self._validation.begin()
@@ -217,7 +233,11 @@ class Run:
         self._logs_so_far = None
         if self._step:
             results = self.model.get_metrics_result()
-            self._logs_so_far = {k: float(v) for k, v in results.items()}
+            # Some metrics have a value for each class.
+            self._logs_so_far = {
+                name: value if np.ndim(value) else float(value)
+                for name, value in results.items()
+            }
             seconds = backup.state["seconds_per_step"]
             fitting.count_time_from(self._callbacks, self._step, seconds)
         return self._step

@@ -48,6 +48,8 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         folder=None,
         interrupt_at=None,
         of_validation=None,
+        steps_per_execution=1,
+        epochs=3,
         **arguments,
     ):
         """The batches that a `fit` trains and is evaluated on."""
@@ -70,11 +72,15 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         if folder is not None:
             callbacks.append(tfscale.callbacks.BackupAndRestore(folder, 1))
         model = Recorder()
-        model.compile("sgd", "mse", run_eagerly=True)
+        model.compile(
+            *("sgd", "mse"),
+            run_eagerly=True,
+            steps_per_execution=steps_per_execution,
+        )
         try:
             model.fit(
                 of_pipeline(pipeline(0, seed=1)),
-                epochs=3,
+                epochs=epochs,
                 verbose=0,
                 callbacks=callbacks,
                 **arguments,
@@ -129,6 +135,33 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         for interrupt_at in (2, 2, 3, None):
             found += self.batches(smaller, folder, interrupt_at, **arguments)
         self.assertEqual(found, expected)
+
+    def test_a_pipeline_goes_on_in_executions_of_any_size(self):
+        # One of two batches, the first of which was trained on, was skipped.
+        folder = self.create_tempdir().full_path
+
+        def one(pipeline):
+            return pipeline.with_batch_size(1)
+
+        found = self.batches(one, folder, interrupt_at=4)
+        found += self.batches(one, folder, steps_per_execution=2)
+        self.assertEqual(found, self.batches(one))
+
+    @parameterized.parameters(lambda x: x, lambda x: x.repeat(2))
+    def test_an_iterator_of_many_epochs_goes_on_in_batches_of_any_size(
+        self, change
+    ):
+        # Keras renewed it after as many steps as it had in the earlier size.
+        folder = self.create_tempdir().full_path
+        arguments = {"steps_per_epoch": 2, "epochs": 6}
+
+        def of_size(size):
+            return lambda x: change(x.with_batch_size(size))
+
+        found = self.batches(of_size(1), folder, interrupt_at=5, **arguments)
+        found += self.batches(of_size(2), folder, **arguments)
+        expected = np.ravel(self.batches(of_size(1))[:20])
+        self.assertEqual(np.concatenate(found).tolist(), expected.tolist())
 
     def assert_same_batches(self, *data, **arguments):
         expected = self.batches(*data, **arguments)

@@ -73,6 +73,11 @@ class DataPosition:
         """Whether an iterator goes on from epoch to epoch."""
         return self._epochs.steps_per_epoch is not None
 
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether an epoch goes on at any batch, in executions of any size."""
+        return self._is_direct and not self._has_endless_epochs
+
     def iterator_made(self) -> None:
         """Called before an iterator is created."""
         if self._num_made:
@@ -161,13 +166,26 @@ class DataPosition:
                 self._first_epoch = epoch - position.epoch
                 if position.index == 0:
                     return 0
-                whole = int(self._pipeline.cardinality())
-                return whole - self._pipeline.batches_left
-        fitting.set_known_batches(self._epochs, state["known"])
+                # Of executions, the last of which may have fewer batches.
+                size = self._epochs.steps_per_execution
+                whole = -(-int(self._pipeline.cardinality()) // size)
+                return (whole - -(-self._pipeline.batches_left // size)) * size
+        drawn = self._drawn_of_this_size(state)
         self._make_again(state, state["made"] - 1, state["starts"])
         if self._has_endless_epochs:
-            self._go_on(state["drawn"] - step)
+            self._go_on(drawn - step)
         return step
+
+    def _drawn_of_this_size(self, state):
+        """Batches of the last iterator, if all had been of this size."""
+        known, now = state["known"], fitting.known_batches(self._epochs)
+        if not (self._is_direct and known and now):
+            fitting.set_known_batches(self._epochs, known)
+            return state["drawn"]
+        whole = int(self._pipeline.cardinality())
+        # A pipeline that is repeated has rounds.
+        rounds_left = (known - state["drawn"] - 1) // (known * whole // now)
+        return now - rounds_left * whole - self._pipeline.batches_left
 
     def resume_after(self, state: dict[str, Any], num_probes: int) -> None:
         """Returns to the position of a run between two of its validations.
