@@ -4,8 +4,10 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
+from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
@@ -67,14 +69,22 @@ class Rows(keras.metrics.Metric):
         return self.rows
 
 
-def build(kind=keras.Sequential, data=None, metrics=list):
+def build(
+    kind=keras.Sequential,
+    data=None,
+    metrics=list,
+    loss="binary_crossentropy",
+    wrap=lambda model: model,
+):
     same_numbers.reset()
     scope = contextlib.nullcontext()
     if data:
         scope = tfscale.MeshStrategy(tfscale.device_mesh(data=data)).scope()
     with scope:
         model = kind([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
-        model.compile("sgd", "binary_crossentropy", metrics=metrics())
+        if data:
+            model = wrap(model)
+        model.compile("sgd", loss, metrics=metrics())
     return model
 
 
@@ -91,7 +101,11 @@ def on_batches(**axes):
     ]
 
 
-class OnBatchTest(absltest.TestCase):
+def pipeline(model):
+    return tfscale.PipelineModel(model, num_microbatches=2)
+
+
+class OnBatchTest(parameterized.TestCase):
     def test_is_as_on_one_device(self):
         # All replicas take the whole batch, and predictions came once for each.
         for expected, actual in zip(
@@ -100,6 +114,24 @@ class OnBatchTest(absltest.TestCase):
             strict=True,
         ):
             self.assertEqual(np.shape(actual), np.shape(expected))
+            same_numbers.assert_close(actual, expected)
+
+    @parameterized.product(
+        reduction=("sum", "none", "mean"), wrap=(lambda model: model, pipeline)
+    )
+    @pytest.mark.crossing(every=2)
+    def test_a_sum_over_rows_counts_once(self, reduction, wrap):
+        # It counted once for each replica, in the loss and in the gradient.
+        found = []
+        for data in (None, 2):
+            loss = keras.losses.MeanSquaredError(reduction=reduction)
+            model = build(data=data, loss=loss, wrap=wrap)
+            losses = [
+                model.train_on_batch(X, Y),
+                model.test_on_batch(X[:1], Y[:1]),
+            ]
+            found.append([*losses, *model.get_weights()])
+        for expected, actual in zip(*found, strict=True):
             same_numbers.assert_close(actual, expected)
 
     def test_a_batch_may_be_an_argument_by_name(self):

@@ -103,16 +103,35 @@ JOBS = {
         dict(x=TOKENS, y=TOKENS % 3, batch_size=16),
         loss=lambda: keras.losses.SparseCategoricalCrossentropy(True),
     ),
+    # Of one output: Keras takes the first.
+    "list": same_numbers.Job(dense, DATA, loss=lambda: ["mse", "mae"]),
     "several": same_numbers.Job(
         two_outputs,
         dict(x=X[:32], y=[Y[:32], Y[:32]], batch_size=16),
         loss=lambda: [MSE(reduction="sum"), "mae"],
         compile=lambda: dict(loss_weights=[0.3, 2.0]),
     ),
+    "variable_weight": same_numbers.Job(
+        two_outputs,
+        dict(x=X[:32], y=[Y[:32], Y[:32]], batch_size=16),
+        loss=lambda: ["mse", "mae"],
+        compile=lambda: dict(
+            loss_weights=[keras.Variable(0.3, trainable=False), 2.0]
+        ),
+    ),
+    # The logs of these were NaN from a replica without rows.
+    "several_scalars": same_numbers.Job(
+        two_outputs,
+        dict(x=X, y=[Y, Y], batch_size=16),
+        loss=lambda: [mean_of_all, mean_of_all],
+    ),
     "not_reduced": same_numbers.Job(
-        dense,
-        dict(x=X[:32], y=Y[:32], batch_size=16),
-        loss=lambda: MSE(reduction="none"),
+        dense, DATA, loss=lambda: MSE(reduction="none")
+    ),
+    "several_not_reduced": same_numbers.Job(
+        two_outputs,
+        dict(x=X, y=[Y, Y], batch_size=16),
+        loss=lambda: [MSE(reduction="none"), MSE(reduction="none")],
     ),
     "own": same_numbers.Job(own_loss, DATA),
     "across_rows": same_numbers.Job(
@@ -138,11 +157,12 @@ class PlainFitTest(parameterized.TestCase):
 class PipelineTest(parameterized.TestCase):
     """Once a scalar was multiplied by the replicas, and a sum was logged."""
 
-    @parameterized.parameters("scalar", "not_reduced")
+    @parameterized.parameters("scalar", "not_reduced", "variable_weight")
     def test_two_replicas(self, name):
-        job = dataclasses.replace(
-            JOBS[name], data=dict(x=X[:32], y=Y[:32], batch_size=16)
-        )
+        job = JOBS[name]
+        if name != "variable_weight":
+            data = dict(x=X[:32], y=Y[:32], batch_size=16)
+            job = dataclasses.replace(job, data=data)
         expected = same_numbers.on_one_device(job)
         with warned(self, name):
             actual = same_numbers.on_mesh(job, 1, 2, 2)
@@ -156,7 +176,7 @@ class PipelineTest(parameterized.TestCase):
 
 
 def warned(test, name):
-    if name != "scalar":
+    if "scalar" not in name:
         return contextlib.nullcontext()
     return test.assertWarnsRegex(
         UserWarning, "the loss 'mean_of_all', which returns a scalar"

@@ -50,10 +50,10 @@ class BatchShard:
             `compute_loss` weighs and logs them itself, or None.
         has_loss: Whether it is for losses and metrics too, and not for layers
             only.
+        is_common: Whether all replicas have the same rows.
 
     Attributes:
         is_divided: Whether the loss has been divided for the sum over shards.
-        is_common: Whether all replicas have the same rows.
         changes: The variables that layers assign to, or None.
     """
 
@@ -68,6 +68,7 @@ class BatchShard:
         is_whole: bool = False,
         compiled: list | None = None,
         has_loss: bool = True,
+        is_common: bool = False,
     ):
         self.rows = rows
         self.num_replicas = num_replicas
@@ -75,7 +76,7 @@ class BatchShard:
         self.is_whole = is_whole
         self.compiled = compiled
         self.is_divided = False
-        self.is_common = False
+        self.is_common = is_common
         self.changes: layer_state.Changes | None = None
         self._total = total
         self._all_rows = all_rows
@@ -85,7 +86,7 @@ class BatchShard:
         self.graph = graph if has_loss else None
 
     @classmethod
-    def of_replica(cls, data, layers=(), has_loss=True) -> "BatchShard":
+    def of_replica(cls, data, layers=(), **options) -> "BatchShard":
         """The shard of this replica, whose rows are counted."""
         context = tf.distribute.get_replica_context()
         count = context.num_replicas_in_sync
@@ -94,7 +95,7 @@ class BatchShard:
         )
         total = reduce if count > 1 else tf.identity
         rows = losses.num_rows(data)
-        return cls(rows, total, count, layers, has_loss=has_loss)
+        return cls(rows, total, count, layers, **options)
 
     # No `functools.cached_property`: one lock for all threads, and the first
     # replica to hold it waits for the others in `total`.
@@ -112,6 +113,11 @@ class BatchShard:
         if self._share is None:
             self._share = self.share_of(self.rows)
         return self._share
+
+    def counts(self, rows: tf.Tensor) -> tf.Tensor:
+        """What some rows each count in a sum over shards; 0 without any."""
+        counts = losses.counts(rows)
+        return counts / self.num_replicas if self.is_common else counts
 
     def share_of(self, rows: tf.Tensor) -> tf.Tensor:
         """The shares of some numbers of rows in the batch; 0 without rows."""
@@ -149,7 +155,8 @@ class BatchShard:
         if loss is None:
             return None
         # A vector is logged as a mean, and minimised as a sum.
-        share = self.share if loss.shape.rank == 0 else 1.0
+        is_scalar = loss.shape.rank == 0
+        share = self.share if is_scalar else self.counts(self.rows)
         counts = losses.counts(self.rows)
         return weighed(
             loss,
@@ -185,24 +192,25 @@ class BatchShard:
             losses.warn_of_reduced(found)
         divisors = tf.stack([loss.divisor for loss in found])
         shares = losses.shares(
-            found, divisors, self.totals(divisors), losses.counts(self.rows)
+            found, divisors, self.totals(divisors), self.counts(self.rows)
         )
         factors = tf.unstack(tf.math.divide_no_nan(shares, self.share))
         values = [
-            loss.value
+            _with_a_row(loss.value)
             if loss.is_vector
-            else loss.value * tf.cast(factor, loss.value.dtype)
+            # Without rows a mean of the user's own is NaN.
+            else tf.math.multiply_no_nan(
+                loss.value, tf.cast(factor, loss.value.dtype)
+            )
             for loss, factor in zip(found, factors)
         ]
         if self.compiled is not None:
             self.compiled += found
         else:
             rows = keras.tree.flatten(y_pred)[0].shape[0]
-            losses.log(compile_loss.metrics, values, rows, self.share)
-        return sum(
-            value if loss.weight == 1.0 else value * loss.weight
-            for loss, value in zip(found, values)
-        )
+            metrics = compile_loss.metrics
+            losses.log(metrics, values, rows, self.share, self.rows)
+        return sum(loss.weighted(value) for loss, value in zip(found, values))
 
     def metrics_of_all(self, compute: Callable[[], Any]) -> Any:
         """What `compute` makes of metrics, summed over replicas here.
@@ -231,6 +239,12 @@ def weighed(loss: tf.Tensor, to_log: tf.Tensor, to_minimise: tf.Tensor):
         return tf.math.multiply_no_nan(upstream, to_minimise), None, None
 
     return tf.math.multiply_no_nan(loss, to_log), gradient
+
+
+def _with_a_row(vector):
+    """The vector, or a zero in place of no rows, whose mean would be NaN."""
+    more = tf.maximum(1 - tf.shape(vector)[0], 0)
+    return tf.pad(vector, [[0, more], *[[0, 0]] * (vector.shape.rank - 1)])
 
 
 def warn_of_undivided() -> None:

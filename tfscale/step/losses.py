@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -48,7 +49,8 @@ class CompiledLoss:
             scalar, or with `reduction="none"` what is not reduced.
         divisor: Rows, unmasked elements or sum of weights, a scalar of float32;
             1 for a loss that is a sum.
-        weight: The loss weight given to `compile`.
+        weight: The loss weight given to `compile`: a number, a variable, or
+            None.
         is_sum: Whether the loss of a batch is the sum over shards.
         is_reduced: Whether the loss itself returned a scalar: its divisor is
             then a guess, the rows.
@@ -57,7 +59,7 @@ class CompiledLoss:
     name: str
     value: tf.Tensor
     divisor: tf.Tensor
-    weight: float
+    weight: Any
     is_sum: bool
     is_reduced: bool
 
@@ -70,6 +72,12 @@ class CompiledLoss:
     def total(self) -> tf.Tensor:
         """The scalar that is differentiated."""
         return tf.cast(tf.reduce_sum(self.value), precision())
+
+    def weighted(self, value: tf.Tensor) -> tf.Tensor:
+        """The value times the loss weight."""
+        if self.weight is None:
+            return value
+        return keras.ops.multiply(value, self.weight)
 
     @property
     def is_vector(self) -> bool:
@@ -101,6 +109,9 @@ def compiled_losses(
     # Keras' trackers of single losses must not see the zeros.
     with keras.StatelessScope(), as_on_one_device():
         recording_loss(y, y_pred, sample_weight)
+    if not any(map(keras.tree.is_nested, (y, y_pred))):
+        # Of several losses of one output Keras takes the first.
+        found = found[:1]
     return tuple(found)
 
 
@@ -124,13 +135,18 @@ def shares(losses: Sequence[CompiledLoss], divisors, totals, counts):
     return tf.where(is_sum, counts, tf.math.divide_no_nan(divisors, totals))
 
 
-def log(metrics, values, rows: int | None, share: tf.Tensor) -> None:
+def log(metrics, values, rows: int | None, share, num_rows: tf.Tensor) -> None:
     """Updates metrics by the losses of a shard, as Keras logs them.
 
-    As in Keras, batches of unknown size count equally here.
+    As in Keras, batches of unknown size count equally here, but for losses that
+    are not reduced. `rows` are those that are known.
     """
-    weight = share if rows is None else rows
+    if len(values) == 1:
+        return  # neither does Keras
     for metric, value in zip(metrics, values):
+        weight = share if rows is None else rows
+        if value.shape.rank:
+            weight = num_rows
         metric.update_state(value, sample_weight=weight)
 
 
@@ -183,7 +199,7 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
         name=getattr(loss, "name", entry.name),
         value=value,
         divisor=divisor,
-        weight=1.0 if entry.loss_weights is None else entry.loss_weights,
+        weight=entry.loss_weights,
         is_sum=is_sum,
         is_reduced=is_reduced,
     )

@@ -8,6 +8,7 @@ from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
 from tfscale.step import losses
+from tfscale.step import step_context
 from tfscale.step.batch_shard import BatchShard
 
 
@@ -26,23 +27,24 @@ class BatchLoss:
     device: str
 
     def __post_init__(self):
-        self.shard = BatchShard.of_replica(self.inputs)
+        step = step_context.current().batch_shard
+        is_common = step is not None and step.is_common
+        self.shard = BatchShard.of_replica(self.inputs, is_common=is_common)
         self._losses = self.program.stages[-1].losses
         self._shares = self._total = None
 
     def weigh(self, loss_scale) -> None:
         """Sets the weights of each microbatch's losses, before it runs."""
-        weights = tf.constant(
-            [float(x.weight) for x in self._losses], losses.precision()
-        )
         with tf.device(self.device):
             self._shares = self._find_shares()
         of_rows = self.shard.share_of(self._all(keys.ROWS))
         self._set(keys.ADDED_SCALE, loss_scale * of_rows)
         if self._shares is not None:
+            one = tf.ones((), losses.precision())
+            weights = tf.stack([x.weighted(one) for x in self._losses])
             is_vector = tf.constant([x.is_vector for x in self._losses])
             # What is not reduced is minimised as a sum.
-            counts = tf.where(is_vector, self._counts(), self._shares)
+            counts = tf.where(is_vector, self._sum_shares(), self._shares)
             self._set(keys.LOSS_SCALE, loss_scale * weights * counts)
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -71,7 +73,7 @@ class BatchLoss:
             counted = tf.math.multiply_no_nan(means, self._shares)
             single = tf.unstack(tf.reduce_sum(counted, axis=0))
             total += tf.add_n(
-                [x.weight * v for x, v in zip(self._losses, single)]
+                [x.weighted(v) for x, v in zip(self._losses, single)]
             )
         return total, single
 
@@ -93,7 +95,8 @@ class BatchLoss:
         for microbatch in microbatches:
             microbatch[keys.TOTALS] = total
             microbatch[keys.ALL_ROWS] = self.shard.all_rows
-        return losses.shares(self._losses, divisors, total, counts)
+        sum_shares = self._sum_shares()
+        return losses.shares(self._losses, divisors, total, sum_shares)
 
     def _all(self, key):
         return tf.stack([each[key] for each in self.tensors.microbatches])
@@ -103,6 +106,10 @@ class BatchLoss:
         values = tf.unstack(values, len(microbatches))
         for microbatch, value in zip(microbatches, values, strict=True):
             microbatch[key] = value
+
+    def _sum_shares(self):
+        """What each microbatch counts in a sum: `[microbatches, 1]`."""
+        return self.shard.counts(self._all(keys.ROWS))[:, tf.newaxis]
 
     def _counts(self):
         """1 for each microbatch that has rows, else 0: `[microbatches, 1]`."""

@@ -339,7 +339,8 @@ class PipelineTrainer(WrappedModel):
             single = (
                 result.losses[:-1] if self._has_custom_loss else result.losses
             )
-            losses.log(metrics, single, inputs[0].shape[0], result.share)
+            known = inputs[0].shape[0]
+            losses.log(metrics, single, known, result.share, rows)
         y_pred = None
         if result.outputs:
             y_pred = self._plan.graph.pack_outputs(result.outputs)

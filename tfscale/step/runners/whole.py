@@ -101,8 +101,8 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     layers = attributes.flatten_layers(model)
-    batch_shard = BatchShard.of_replica(data, layers)
-    batch_shard.is_common = replica_data is None
+    is_common = replica_data is None
+    batch_shard = BatchShard.of_replica(data, layers, is_common=is_common)
     if replica_data is not None and batch_shard.num_replicas > 1:
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
     with step_context.within(batch_shard=batch_shard):
