@@ -1,7 +1,5 @@
 """A metric of a batch in parts: on replicas, and in microbatches."""
 
-from collections.abc import Iterable
-
 import keras
 import tensorflow as tf
 
@@ -36,10 +34,20 @@ class ReplicatedMetric(in_place.Mixin):
 
     def update_state(self, *args, **kwargs):
         """See `keras.Metric.update_state`; refuses what is no sum."""
+        step = step_context.current()
         # Replicas note moments; a user's own call is no step.
-        if step_context.current().moments is not None:
+        if step.moments is not None:
             metric_trial.check(self, args, kwargs)
-        return super().update_state(*args, **kwargs)
+        shard = step.batch_shard_in_graph
+        if shard is None:
+            return super().update_state(*args, **kwargs)
+        before = [(v, tf.convert_to_tensor(v)) for v in self.variables]
+        result = super().update_state(*args, **kwargs)
+        for variable, value in before:
+            # Without rows a mean is NaN, and a maximum infinite.
+            new = tf.where(shard.rows > 0, variable, value)
+            variable.assign(new)
+        return result
 
 
 class DividedMetric(in_place.Mixin):
@@ -52,12 +60,25 @@ class DividedMetric(in_place.Mixin):
         return super().update_state(*args, **kwargs)
 
 
-class FunctionMetric(DividedMetric):
+class MeanMetric(in_place.Mixin):
+    """A `keras.metrics.Mean`: a single number counts by the rows it is of.
+
+    On one device it is of the whole batch, and counts as one.
+    """
+
+    def update_state(self, values, sample_weight=None):
+        """See `keras.metrics.Mean.update_state`."""
+        shard = step_context.current().batch_shard_in_graph
+        if shard is not None and sample_weight is None:
+            values, sample_weight = _by_rows(self, shard, values)
+        return super().update_state(values, sample_weight)
+
+
+class FunctionMetric(in_place.Mixin):
     """A metric made of a function, of which Keras takes the mean of calls.
 
-    A number for each row or element counts as one, if no mask leaves it out. A
-    single number, which on one device is of the whole batch, counts by the rows
-    that it is of.
+    A number for each row or element counts as one, if no mask leaves it out,
+    and a single number as in `MeanMetric`.
     """
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -65,48 +86,58 @@ class FunctionMetric(DividedMetric):
         shard = step_context.current().batch_shard_in_graph
         if shard is None or sample_weight is not None:
             return super().update_state(y_true, y_pred, sample_weight)
-        metric_trial.check_divided(self, (y_true, y_pred), {})
-        value = attributes.metric_function(self)(y_true, y_pred)
-        value = tf.cast(tf.convert_to_tensor(value), self.dtype)
-        if value.shape.rank == 0:
-            sample_weight = tf.cast(shard.share, self.dtype)
-            # A replica without rows has no number.
-            value = tf.where(sample_weight > 0, value, 0)
-        else:
+        values = attributes.metric_function(self)(y_true, y_pred)
+        values, sample_weight = _by_rows(self, shard, values)
+        if sample_weight is None:
             sample_weight = symbols.apply_mask(
                 None, symbols.get_keras_mask(y_pred), self.dtype, "sum"
             )
-        return keras.metrics.Mean.update_state(self, value, sample_weight)
+        return keras.metrics.Mean.update_state(self, values, sample_weight)
 
 
-def adapt_metrics(
-    metrics: Iterable[keras.Metric], are_on_replicas: bool
-) -> None:
-    """Has metrics tell a step their results, and custom ones be tried.
+def _by_rows(metric, shard, values):
+    """The values for a mean, and the weight of a single one."""
+    values = tf.cast(values, metric.dtype)
+    if values.shape.rank != 0:
+        return values, None
+    share = tf.cast(shard.share, metric.dtype)
+    # A replica without rows has no number.
+    return tf.where(share > 0, values, 0), share
 
-    They are tried for replicas, or for microbatches only.
+
+def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
+    """Has metrics tell a step their results, and be updated by parts of it.
+
+    Custom ones are tried for replicas, or for microbatches only.
     """
-    for metric in metrics:
+    for metric in model.metrics:
         in_place.put(metric, MeshMetric)
-    _adapt_custom(
-        metrics, ReplicatedMetric if are_on_replicas else DividedMetric
+    trackers = set(map(id, attributes.loss_trackers(model)))
+    _adapt_updates(
+        [metric for metric in model.metrics if id(metric) not in trackers],
+        ReplicatedMetric if are_on_replicas else DividedMetric,
     )
 
 
-def _adapt_custom(metrics, mixin):
+def _adapt_updates(metrics, mixin):
     for metric in metrics:
-        if not layers.is_of_keras(metric.__class__.update_state):
+        update_state = metric.__class__.update_state
+        if update_state is keras.metrics.Mean.update_state:
+            in_place.put(metric, MeanMetric)
+        elif update_state is keras.metrics.MeanMetricWrapper.update_state:
+            in_place.put(metric, FunctionMetric)
+            if _is_of_function(metric):
+                in_place.put(metric, DividedMetric)
+        elif not layers.is_of_keras(update_state):
             in_place.put(metric, mixin)
             continue
-        if _is_of_function(metric):
-            in_place.put(metric, FunctionMetric)
         # Metrics given to `compile` are inside one of Keras.
-        _adapt_custom(getattr(metric, "metrics", ()), mixin)
+        _adapt_updates(getattr(metric, "metrics", ()), mixin)
 
 
 def _is_of_function(metric):
     """Whether it is made of a function, and of no class of Keras."""
-    wrapper, kind = keras.metrics.MeanMetricWrapper, metric.__class__
-    return kind is wrapper or (
-        issubclass(kind, wrapper) and not layers.is_of_keras(kind)
+    kind = metric.__class__
+    return kind is keras.metrics.MeanMetricWrapper or not layers.is_of_keras(
+        kind
     )

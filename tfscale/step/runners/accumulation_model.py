@@ -78,4 +78,4 @@ def adapt(model: keras.Model) -> None:
     adapt_to_shards(model)
     for optimizer in checks.optimizers_of(model):
         adapt_capturing(optimizer)
-    adapt_metrics(model.metrics, are_on_replicas=False)
+    adapt_metrics(model, are_on_replicas=False)

@@ -31,7 +31,7 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     replica_data: list[Any] | None = [] if is_divided else None
     if model is not None:
         _check_metrics(model)
-        adapt_metrics(model.metrics, are_on_replicas=True)
+        adapt_metrics(model, are_on_replicas=True)
         adapt_to_shards(model)
     elif predicting is not None:
         adapt_layers(attributes.flatten_layers(predicting))

@@ -1,0 +1,92 @@
+"""Means of single numbers, and metrics of replicas without rows.
+
+The tracker of a loss, or an error of outputs with one dim, was updated once by
+each replica and each microbatch: a mean of means, and NaN from a replica
+without rows.
+"""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from keras import ops
+
+import tfscale
+from tests import same_numbers
+from tfscale.callbacks import GradientAccumulation
+
+RANDOM = np.random.RandomState(0)
+# Batches of 8, 8 and 1 rows: of replicas and of microbatches some have none.
+X = RANDOM.normal(size=(17, 4)).astype("float32")
+Y = RANDOM.normal(size=(17,)).astype("float32")
+
+
+class MeanTimesRows(keras.metrics.Metric):
+    """Sums up a mean, which is NaN without rows."""
+
+    def __init__(self):
+        super().__init__(name="times_rows")
+        self.sum = self.add_variable((), "zeros")
+        self.rows = self.add_variable((), "zeros")
+
+    def update_state(self, y, p, sample_weight=None):
+        rows = ops.cast(ops.shape(y)[0], "float32")
+        self.sum.assign_add(ops.mean(ops.abs(y - p)) * rows)
+        self.rows.assign_add(rows)
+
+    def result(self):
+        return self.sum / self.rows
+
+
+class Tracking(keras.Model):
+    """Writes a mean of its own, as guides of Keras do."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.square = keras.metrics.Mean(name="square")
+
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        self.square.update_state(ops.mean(ops.square(y_pred)))
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def history(strategy=None, microbatches=1):
+    same_numbers.reset()
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        x = keras.Input((4,))
+        y = ops.squeeze(keras.layers.Dense(1)(x), -1)
+        model = Tracking(x, y)
+        model.compile(
+            "sgd",
+            lambda y, p: ops.square(y - p),
+            metrics=["mae", keras.metrics.MeanSquaredError(), MeanTimesRows()],
+        )
+    return model.fit(
+        *(X, Y),
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[GradientAccumulation(microbatches)],
+    ).history
+
+
+class MetricTest(parameterized.TestCase):
+    @parameterized.parameters((2, 1), (3, 1), (None, 3), (3, 2))
+    @pytest.mark.crossing(every=4)
+    def test_single_numbers_count_by_rows(self, data, microbatches):
+        expected = history()
+        strategy = None
+        if data:
+            strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=data))
+        found = history(strategy, microbatches)
+        self.assertEqual(set(found), set(expected))
+        for name, value in expected.items():
+            same_numbers.assert_close(found[name], value, name)
+
+
+if __name__ == "__main__":
+    tf.test.main()
