@@ -4,6 +4,7 @@ Of 33 rows in batches of 16 the last one has a single row: fewer than there are
 microbatches, and none for the second replica.
 """
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -126,6 +127,17 @@ def half():
         return whole_batch.dense()
     finally:
         keras.config.set_dtype_policy("float32")
+
+
+class Ordered(keras.Model):
+    """Its step returns two means, not in the order of their names."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        x, y = data
+        return collections.OrderedDict(
+            y=keras.ops.mean(y), x=keras.ops.mean(keras.ops.square(x))
+        )
 
 
 def own_step():
@@ -387,6 +399,27 @@ class SameNumbersTest(parameterized.TestCase):
         same_numbers.assert_close(
             accumulating(JOBS["own_metric"], 3, 1, 1).logs["loss"], expected
         )
+
+    def test_an_ordered_dict_keeps_its_order(self):
+        # Names were sorted and values were not: each had that of another.
+        def history(*callbacks):
+            same_numbers.reset()
+            plain = whole_batch.dense()
+            model = Ordered(plain.input, plain.output)
+            model.compile("sgd", "mse")
+            return model.fit(
+                X[:32],
+                Y[:32],
+                16,
+                verbose=0,
+                callbacks=callbacks,
+                shuffle=False,
+            ).history
+
+        expected, found = history(), history(GradientAccumulation(4))
+        self.assertEqual(list(found), list(expected))
+        for name, value in expected.items():
+            same_numbers.assert_close(found[name], value, name)
 
 
 class AsEverTest(parameterized.TestCase):

@@ -248,22 +248,20 @@ def _results_by_name(model, scope):
     found = {}
     for metric in model.metrics:
         if any(id(v) in scope.state_mapping for v in metric.variables):
-            result = metric.result()
-            names = (
-                sorted(result) if isinstance(result, dict) else [metric.name]
-            )
-            found |= {name: (metric, i) for i, name in enumerate(names)}
+            results = _flat(metric.result())
+            found |= {
+                name or metric.name: (metric, i)
+                for i, (name, _) in enumerate(results)
+            }
     return found
 
 
 def _flat(logs):
-    if isinstance(logs, dict):
-        return [
-            (name, value)
-            for name, each in sorted(logs.items())
-            for value in keras.tree.flatten(each)
-        ]
-    return [(None, value) for value in keras.tree.flatten(logs)]
+    """The numbers in logs, in Keras' order, and the names of a dict's."""
+    return [
+        (path[0] if path else None, value)
+        for path, value in keras.tree.flatten_with_path(logs)
+    ]
 
 
 def _tensors(logs):
