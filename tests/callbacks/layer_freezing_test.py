@@ -297,6 +297,23 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "'shared', whose weights"):
             fit(model, LayerFreezing(1.0))
 
+    @parameterized.parameters(
+        lambda: keras.optimizers.SGD(0.1, use_ema=True),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, use_ema=True)
+        ),
+        lambda: keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
+        ),
+    )
+    def test_optimizers_that_need_all_weights(self, optimizer):
+        # When `fit` ended Keras wrote the averages of the first weights, which
+        # were frozen, to others.
+        model = build()
+        model.compile(optimizer(), "mse")
+        with self.assertRaisesRegex(ValueError, "beside `LayerFreezing`"):
+            fit(model, LayerFreezing(1e9, 0.0, ["d0"]))
+
     def test_beside_the_noise_scale(self):
         model = build()
         model.compile("sgd", "mse")

@@ -41,8 +41,9 @@ class LayerFreezing(keras.callbacks.Callback):
         ValueError: If an argument makes no sense. When `fit` begins, if the
             model is not functional, no layer can be frozen, one shares its
             weights with another, or something else is trained before one of
-            `layers`; or with `GradientNoiseScale`, whose gradients would become
-            those of fewer weights.
+            `layers`; with `GradientNoiseScale`, whose gradients would become
+            those of fewer weights; or with an optimizer that needs all of its
+            weights, because of `use_ema` or as a `MultiOptimizer`.
 
     Reference: Liu et al., AutoFreeze (2021), section 4, whose signal is the
     change of gradients; He et al., PipeTransformer (2021), section 3.1.
@@ -92,6 +93,7 @@ class LayerFreezing(keras.callbacks.Callback):
                 "`GradientNoiseScale` beside `LayerFreezing`, which makes them "
                 "fewer. Leave one out."
             )
+        _check_optimizer(self.model)
         frozen = list(
             itertools.takewhile(
                 lambda layer: not layer.trainable,
@@ -178,6 +180,20 @@ class LayerFreezing(keras.callbacks.Callback):
         self._weights[self._num_frozen :] = state["weights"]
         self._first_changes = state["first_changes"]
         self._first_rate = state["first_rate"]
+
+
+def _check_optimizer(model):
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    use_ema = getattr(optimizer, "use_ema", False)
+    if use_ema or isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        raise ValueError(
+            "An optimizer must work with some of its weights. Received: a "
+            f"{type(optimizer).__name__} with {use_ema=} beside "
+            "`LayerFreezing`. When `fit` ends Keras writes averages to the "
+            "weights that are left, in the order of all; and a MultiOptimizer "
+            "takes the gradients of all. Leave the callback, or that, out."
+        )
 
 
 def _values(layer):
