@@ -6,6 +6,7 @@
 import json
 import os
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -250,6 +251,20 @@ def errors(strategy, old):
             one.compile("sgd", metrics=[Largest(name="largest")])
         one.fit(dataset(X), steps_per_epoch=1, verbose=0)
 
+    class Logs(keras.Model):
+        def train_step(self, data):
+            return {**super().train_step(data), "mine": 1.0}
+
+    def with_other_logs():
+        inputs = keras.Input((8,))
+        with strategy.scope():
+            outputs = keras.layers.Dense(4)(inputs)
+            one = tfscale.ParameterServerModel(Logs(inputs, outputs))
+            compiled(one, "sgd")
+        with warnings.catch_warnings(record=True) as said:
+            one.fit(dataset(X), steps_per_epoch=1, verbose=0)
+        raise ValueError(*(each.message for each in said))
+
     def sharded_and_clipped():
         optimizer = keras.optimizers.SGD(clipnorm=1.0)
         compiled(tfscale.ParameterServerModel(sharded()), optimizer)
@@ -297,6 +312,7 @@ def errors(strategy, old):
         "ends unknown": fit(filtered, steps_per_epoch=5),
         "old": lambda: model.evaluate(old, steps=2, verbose=0),
         "metric": with_metric,
+        "other logs": with_other_logs,
         "clips shards": inside(sharded_and_clipped),
         "quantized fit": lambda: quantized_later(
             "fit", dataset(X), steps_per_epoch=1

@@ -27,6 +27,7 @@ _ERRORS = {
     "ends unknown": r"must not end.*one that has ended.*\.repeat\(\)",
     "old": "must be created after the strategy",
     "metric": "must begin at zero.*compile_metrics",
+    "other logs": "nothing else.*returns 'mine'. Give",
     "clips shards": "'sharded' is in 2 shards.*global_clipnorm",
     "quantized fit": "must keep their variables.*kernel.*`quantize`",
     "quantized predict": "must keep their variables.*kernel.*`quantize`",

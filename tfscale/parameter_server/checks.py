@@ -1,5 +1,6 @@
-"""Refuses models and data that cannot train on parameter servers."""
+"""Refuses, or warns of, what parameter servers do not train or log."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -192,6 +193,19 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
                     f"together. Received: {metric.name!r}, whose "
                     f"{variable.name!r} begins at {variable.numpy()}."
                 )
+
+
+def warn_of_unlogged(logs: Any, results: Iterable[str]) -> None:
+    """Warns of what a step returns that has not the name of a metric."""
+    names = {*logs} - {*results} if isinstance(logs, dict) else set()
+    if names:
+        warnings.warn(
+            "Of a step on a worker metrics are logged, by their names, and "
+            "nothing else. Received: a step that returns "
+            f"{', '.join(map(repr, sorted(names)))}. Give the model a "
+            "`keras.metrics.Mean` of that name, and update it in the step.",
+            stacklevel=2,
+        )
 
 
 def _check_on_servers(variables, of):

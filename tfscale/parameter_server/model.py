@@ -41,9 +41,10 @@ class ParameterServerModel(WrappedModel):
     An epoch is over when all of its steps are: metrics and `iterations` count
     each step once, and callbacks of epochs see the variables at rest. Callbacks
     of batches are called as steps are handed out, up to eight for each worker
-    ahead of those that are over, whose metrics they get. `evaluate` and
-    `predict` take any data; the chief reads it and hands each batch to a
-    worker, and results are those of one device.
+    ahead of those that are over, whose metrics they get, by their names, and
+    nothing else that a step returns. `evaluate` and `predict` take any data;
+    the chief reads it and hands each batch to a worker, and results are those
+    of one device.
 
     With one worker the numbers are those of one device. With several, weights
     and slots are those of asynchronous training (see the strategy);
@@ -228,7 +229,9 @@ class ParameterServerModel(WrappedModel):
 
         def on_worker(data):
             with WorkerScope(metrics, counters) as scope:
-                step(data)
+                logs = step(data)
+                results = self.model.get_metrics_result()
+            checks.warn_of_unlogged(logs, results)
             return scope.finish()
 
         @tf.function
