@@ -270,6 +270,23 @@ def scaled():
     return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
 
 
+class Around(keras.Model):
+    """Calls a functional model, of what a layer of its own has computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = LAYERS.Dense(12, activation="tanh", name="first")
+        x = inputs = keras.Input((12,))
+        x = LAYERS.Dense(24, activation="tanh", name="up")(x)
+        x = x * keras.ops.mean(inputs, axis=-1, keepdims=True)
+        self.inner = keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
+        self.first.build((None, 12))
+        self.built = True
+
+    def call(self, x):
+        return self.inner(self.first(x))
+
+
 def adapted():
     """What LoRA can be enabled in, column- and row-parallel."""
     tokens = keras.Input((6,), dtype="int32")
@@ -475,6 +492,19 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             return model.get_weights()
 
         for expected, found in zip(*both(train, scaled), strict=True):
+            same_numbers.assert_close(found, expected)
+
+    @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    def test_a_functional_model_within_another_layer(self):
+        # The gradient of its input was that of a shard, where a mean of the
+        # input is multiplied by one.
+        def train(model):
+            model.inner.predict(VECTORS["x"], verbose=0)
+            model.compile(keras.optimizers.SGD(0.5), "mse")
+            model.fit(**VECTORS, shuffle=False, verbose=0)
+            return model.get_weights()
+
+        for expected, found in zip(*both(train, Around), strict=True):
             same_numbers.assert_close(found, expected)
 
     @pytest.mark.crossing

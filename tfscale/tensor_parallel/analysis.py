@@ -41,12 +41,15 @@ class ShardingDecision:
         drawing: Ids of the states of generators that draw for shards.
         frozen: Layers and variables that were not trainable. Once one is, it
             may need a gradient, or see the whole batch.
+        is_inner: Whether other layers may have computed the model's inputs,
+            whose gradients are needed then.
     """
 
     stays_sharded: dict[Rule, bool]
     reasons: dict[Rule, str]
     drawing: frozenset[int]
     frozen: list[keras.Layer | keras.Variable]
+    is_inner: bool
 
     def apply(self) -> None:
         """Applies the decision to the rules."""
@@ -108,10 +111,26 @@ def ensure_analysed(model, num_ranks: int) -> ShardingDecision:
     return decision
 
 
+def _is_inner(model):
+    """Whether a layer calls a model, or has called it before."""
+    decision = _last_decision(model)
+    if decision is not None and decision.is_inner:
+        return True
+    # A stage of a pipeline calls the layers of a model, and not itself.
+    callers = attributes.name_scope_callers()
+    is_called = rank_state.current().model is None and bool(callers)
+    return is_called and callers[0] is not model
+
+
+def _last_decision(model):
+    return getattr(_functional(model), "sharding_decision", None)
+
+
 def _decision_for(model, num_ranks, rules=frozenset()):
-    decision = getattr(_functional(model), "sharding_decision", None)
+    decision = _last_decision(model)
     if (
         decision is None
+        or decision.is_inner != _is_inner(model)
         or any(each.trainable for each in decision.frozen)
         or not rules <= set(decision.stays_sharded)
     ):
@@ -126,7 +145,9 @@ def analyse(model, num_ranks: int) -> ShardingDecision:
     rules = {call.rule for call in sharded_calls(model) if call.rule}
     for rule in rules:
         rule.reset()
-    decision, complaint = outside_scopes(_analyse, model, num_ranks, rules)
+    decision, complaint = outside_scopes(
+        _analyse, model, num_ranks, rules, _is_inner(model)
+    )
     for generator in rank_seeds.generators(model):
         rank_seeds.attach(
             generator, functools.partial(_is_for_shard, generator, num_ranks)
@@ -155,14 +176,15 @@ def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
             yield call
 
 
-def _analyse(model, num_ranks, rules):
+def _analyse(model, num_ranks, rules, is_inner):
     whole, reasons = model_trace.trace_model(model), {}
+    inputs = whole.inputs if is_inner else []
     while True:
         trace = whole.as_trace(reasons)
         found = propagation.propagate(
             trace,
             num_ranks=num_ranks,
-            differentiable=whole.differentiable,
+            differentiable=[*whole.differentiable, *inputs],
             generators=whole.generators.values(),
             retraced=True,
         )
@@ -193,6 +215,7 @@ def _analyse(model, num_ranks, rules):
                 reasons,
                 whole.generators_named(found.sharded_generators),
                 [x for x in (*layers, *model.variables) if not x.trainable],
+                is_inner,
             )
             return decision, missing_partners(calls, asked)
         # A layer that is called several times does the same in all calls.

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel import rank_state
+from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation.graph_facts import Edge
 from tfscale.tensor_parallel.propagation.graph_facts import Span
@@ -98,13 +99,15 @@ def num_operations() -> int:
 class TracedModel:
     """A traced model.
 
-    `outputs` are flat, and empty if Python failed on a rank's shapes.
-    `differentiable` are placeholders of trainable variables, `generators` of
-    the states of generators, by id, `losses` those of `add_loss`.
+    `inputs` are those that could have a gradient, `outputs` are flat, and empty
+    if Python failed on a rank's shapes. `differentiable` are placeholders of
+    trainable variables, `generators` of the states of generators, by id,
+    `losses` those of `add_loss`.
     """
 
     graph: tf.Graph
     recorder: Recorder
+    inputs: list
     outputs: list
     differentiable: list
     generators: dict
@@ -172,6 +175,7 @@ def _call(model, num_shards, inputs):
     trainable = {id(v) for v in model.trainable_variables}
     seeds = {id(g.state) for g in rank_seeds.generators(model)}
     return {
+        "inputs": list(filter(graph_facts.is_real, keras.tree.flatten(inputs))),
         "outputs": outputs,
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable

@@ -159,6 +159,28 @@ def composite():
     return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
 
 
+class Conditioned(keras.Model):
+    """Adds what a layer of its own has computed to each time step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = LAYERS.Dense(12, activation="tanh", name="first")
+        inputs = keras.Input((LENGTH, 12))
+        condition = keras.Input((1, 12))
+        x = LAYERS.Dense(24, activation="relu", name="up")(inputs)
+        x = LAYERS.Dense(12, name="down")(x)
+        x = LAYERS.LayerNormalization(name="norm")(x)
+        x = LAYERS.Add(name="add")([x, condition])
+        x = LAYERS.LayerNormalization(name="last_norm")(x)
+        x = LAYERS.Dense(4, name="out")(x)
+        self.inner = keras.Model([inputs, condition], x)
+        self.first.build((None, 12))
+        self.built = True
+
+    def call(self, x):
+        return self.inner([x, self.first(x[:, :1])])
+
+
 def of_vectors(build):
     return same_numbers.Job(
         build,
@@ -195,6 +217,7 @@ JOBS = {
     "mlp": (jobs.JOBS["mlp_sgd"], None),
     "noisy": (of_vectors(noisy), PAIR),
     "composite": (of_vectors(composite), PAIR),
+    "conditioned": (of_vectors(Conditioned), PAIR),
     "two_lengths": (of_vectors(two_lengths), PAIR),
     "explicit": (
         same_numbers.Job(
@@ -312,6 +335,12 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             self, one_device(name), outcome, unmoved=UNMOVED
         )
         self.assertNotEmpty(plan_of(model).scatters)
+
+    def test_an_input_that_another_layer_has_computed(self):
+        # Its gradient was that of a part of the sequence.
+        outcome, model = train("conditioned", 2)
+        same_numbers.assert_same(self, one_device("conditioned"), outcome)
+        self.assertNotEmpty(plan_of(model.inner).scatters)
 
     def test_layers_called_with_two_lengths_run_without(self):
         with self.assertWarnsRegex(UserWarning, "'down'.*several lengths"):

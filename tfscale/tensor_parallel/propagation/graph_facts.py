@@ -84,6 +84,7 @@ class GraphFacts:
         *,
         num_ranks: int,
         retraced: bool,
+        inputs: Iterable[tf.Tensor] = (),
         edges: Iterable[Edge] = (),
         spans: Iterable[Span] = (),
         fixed: frozenset = frozenset(),
@@ -94,7 +95,9 @@ class GraphFacts:
         self.retraced = retraced
         self.fixed = fixed
         self.parameters = frozenset(tensor.name for tensor in differentiable)
-        self.needs_gradient = _needs_gradient(operations, self.parameters)
+        self.needs_gradient = _needs_gradient(
+            operations, self.parameters | {tensor.name for tensor in inputs}
+        )
         self.internal_tensors = _internal_tensors(operations, trace.calls)
         self.edges = {edge.after.op.name: edge for edge in edges}
         self._spans = {

@@ -24,10 +24,11 @@ from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
-def find_plan(model, inputs, num_ranks: int) -> tuple:
+def find_plan(model, inputs, num_ranks: int, is_inner: bool) -> tuple:
     """A plan for inputs of some shapes, or None and the reason.
 
-    The model has been analysed by `analysis.analyse` and has boundaries.
+    The model has been analysed by `analysis.analyse` and has boundaries; see
+    `analysis.ShardingDecision` for `is_inner`.
     """
     specs = keras.tree.map_structure(
         lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
@@ -35,7 +36,7 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
 
     def find():
         try:
-            return _Search(model, specs, num_ranks).run(), None
+            return _Search(model, specs, num_ranks, is_inner).run(), None
         except Infeasible as error:
             return None, str(error)
 
@@ -44,10 +45,11 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
 
 
 class _Search:
-    def __init__(self, model, specs, num_ranks):
+    def __init__(self, model, specs, num_ranks, is_inner):
         self._model = model
         self._specs = specs
         self._num_ranks = num_ranks
+        self._is_inner = is_inner
         self._whole = self._trace(None)
         self._sums = self._find_sums()
         self._choices = {
@@ -66,6 +68,7 @@ class _Search:
             whole.differentiable,
             num_ranks=self._num_ranks,
             retraced=True,
+            inputs=whole.inputs if self._is_inner else (),
             edges=records.edges,
             spans=records.spans,
             fixed=frozenset(range(len(trace.calls))) - self._sums,

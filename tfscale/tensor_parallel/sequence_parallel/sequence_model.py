@@ -136,9 +136,10 @@ class ModelCall:
 
     def plan_for(self, inputs) -> sequence.SequencePlan | None:
         """The plan for inputs, or `tf.TensorSpec`s; None, after a warning."""
+        # LoRA changes the variables, and thawed layers need gradients.
+        decision = analysis.ensure_analysed(self._model, self._num_ranks)
         key = (
-            # LoRA changes the variables, and thawed layers need gradients.
-            analysis.ensure_analysed(self._model, self._num_ranks),
+            decision,
             *(
                 (tuple(x.shape[1:]), str(x.dtype))
                 for x in keras.tree.flatten(inputs)
@@ -146,7 +147,7 @@ class ModelCall:
         )
         if key not in self.found:
             plan, reason = sequence_analysis.find_plan(
-                self._model, inputs, self._num_ranks
+                self._model, inputs, self._num_ranks, decision.is_inner
             )
             self.found[key] = plan, reason
             if reason:
