@@ -30,6 +30,7 @@ def _example(number):
         "many": tf.train.Feature(
             int64_list=tf.train.Int64List(value=range(number % 3))
         ),
+        "shape": tf.train.Feature(int64_list=tf.train.Int64List(value=[2, 2])),
     }
     return tf.train.Example(
         features=tf.train.Features(feature=features)
@@ -58,6 +59,12 @@ def _table():
 
 def _parsed(record):
     return tf.io.parse_single_example(record, _FIXED)
+
+
+def _of_its_shape(record):
+    shape = {"shape": tf.io.FixedLenFeature([2], tf.int64)}
+    example = tf.io.parse_single_example(record, {**_FIXED, **shape})
+    return tf.reshape(example["x"], example["shape"])
 
 
 def _scaled(record):
@@ -183,6 +190,13 @@ FUNCTIONS = {
         lambda x: {"a": x, "b": (x / 2.0, tf.reshape(x, [6]))},
         None,
     ),
+    # Of int64, as shapes of NumPy are: it was a TypeError of `tf.concat`.
+    "shape_of_numpy": (
+        _FLOATS,
+        lambda x: tf.reshape(x, np.array([2, 3])),
+        None,
+    ),
+    "shape_of_the_record": (_EXAMPLES, _of_its_shape, "shape of its own"),
     # Not the same bits in every batch, or not known to be.
     "sum": (_FLOATS, lambda x: tf.reduce_sum(x), "Sum"),
     "mean": (_FLOATS, lambda x: x - tf.reduce_mean(x), "Mean"),

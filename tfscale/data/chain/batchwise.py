@@ -90,6 +90,8 @@ def _check(operation, of_records):
                 "it casts floats to integers, which are others in a vector "
                 "where they are out of range"
             )
+    if kind == "Reshape" and operation.inputs[1].name in of_records:
+        raise NotOnBatchesError("it gives each record a shape of its own")
     if kind in _BROADCAST:
         ranks = [t.shape.rank for t in operation.inputs]
         record_ranks = [
@@ -109,8 +111,9 @@ def _check(operation, of_records):
 
 def _run(operation, inputs, numbers):
     if operation.type == "Reshape":
-        size = tf.shape(inputs[0])[:1]
-        return [tf.reshape(inputs[0], tf.concat([size, inputs[1]], 0))]
+        values, shape = inputs
+        size = tf.shape(values, shape.dtype)[:1]
+        return [tf.reshape(values, tf.concat([size, shape], 0))]
     if operation.type == "DecodeRaw":
         inputs = [_of_one_length(inputs[0], numbers)]
     on_batch = tf.compat.v1.get_default_graph().create_op(
