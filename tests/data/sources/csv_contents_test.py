@@ -1,6 +1,7 @@
 """What CSV files of users hold, and what is said of what cannot be read."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -51,6 +52,47 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
             self._values(source)["a"].tolist(),
             [n for n in range(50) if n not in damaged],
         )
+
+    @parameterized.product(newline=(b"\n", b"\r\n"), ended=(True, False))
+    def test_a_stray_quote_damages_its_line_only(self, newline, ended):
+        # All lines up to the next quote were one damaged line with it.
+        lines = [
+            b'\xef\xbb\xbf"a",b',
+            b"1,x",
+            b'2,5" pipe',
+            b'"3","ok"',
+            b'4,"left open',
+            b'5,""',
+            b'"6","in two' + newline + b'lines, ""6"""',
+            b'"7" ,z',
+            b'8,5" and "more"',
+            b"9,y",
+            b'10,"to the end',
+        ]
+        contents = newline.join([*lines, b""] if ended else lines)
+        with self.assertWarnsRegex(UserWarning, "5 damaged lines"):
+            source = self._csv(
+                contents,
+                dtypes={"a": "int32", "b": "string"},
+                on_damage="skip",
+            )
+        found = self._values(source)
+        self.assertEqual(found["a"].tolist(), [1, 3, 5, 6, 9])
+        self.assertEqual(
+            found["b"].tolist(),
+            [b"x", b"ok", b"", b"in two" + newline + b'lines, "6"', b"y"],
+        )
+
+    def test_it_takes_some_times_the_memory_of_the_file(self):
+        # It took 17 times as much, to count the quotes.
+        contents = b"a,b\n" + b'1,"%s"\n' % (b"x" * 1000) * 1000
+        tracemalloc.start()
+        try:
+            self._csv(contents, dtypes={"b": "string"})
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        self.assertLess(most, 5 * len(contents))
 
     @parameterized.parameters(
         b"\xef\xbb\xbfa,b\n1,2\n",

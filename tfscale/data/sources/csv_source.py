@@ -76,7 +76,10 @@ def csv(
             "`delimiter` must be one ASCII character. Received: "
             f"delimiter={delimiter!r}."
         )
-    texts = [_CsvFile(path, has_header) for path in file_source.match(pattern)]
+    texts = [
+        _CsvFile(path, has_header, delimiter)
+        for path in file_source.match(pattern)
+    ]
     texts = [text for text in texts if text.header or text.begins.size]
     dtypes = {name: _dtype(name, dtype) for name, dtype in dtypes.items()}
     columns = list(dtypes)
@@ -103,7 +106,8 @@ def csv(
 
     def read(path, _):
         text, contents = found[path], tf.io.read_file(path)
-        if (size := int(tf.strings.length(contents))) != text.size:
+        # Not `tf.strings.length`: it counts up to 2 GiB.
+        if (size := tf.io.gfile.stat(path).length) != text.size:
             raise data_loss(
                 "A file must not change after its source was created. "
                 f"Received: file {path} with {size} bytes where there were "
@@ -171,17 +175,16 @@ class _CsvFile:
         lengths: int64 array, their bytes without the end of the line.
     """
 
-    def __init__(self, path, has_header):
+    def __init__(self, path, has_header, delimiter):
         with tf.io.gfile.GFile(path, "rb") as file:
             data = np.frombuffer(file.read(), np.uint8)
-        inside = np.cumsum(data == _QUOTE) % 2 == 1
-        ends = np.flatnonzero((data == _NEWLINE) & ~inside)
+        begin = len(_MARK) if data[:3].tobytes() == _MARK else 0
+        ends = _ends_of_records(data, begin, ord(delimiter))
         if data.size and (not ends.size or ends[-1] != data.size - 1):
             ends = np.append(ends, data.size)
         # Between two ends; quoted fields may hold newlines.
-        begins = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+        begins = np.concatenate([[begin], ends[:-1] + 1]).astype(np.int64)
         begins = begins[: ends.size]
-        begins[:1] += len(_MARK) if data[:3].tobytes() == _MARK else 0
         returns = (ends > begins) & (data[ends - 1] == _RETURN)
         ends = ends - returns  # lines end in CR LF as well
         filled = ends > begins
@@ -247,6 +250,49 @@ class _CsvFile:
         self.begins = np.delete(self.begins, damaged)
         self.lengths = np.delete(self.lengths, damaged)
         return len(damaged)
+
+
+def _ends_of_records(data, begin, delimiter):
+    """The newlines of a file's bytes that are not within quoted fields.
+
+    The first field begins at `begin`. A quote where no field begins or ends
+    damages the line in which its field begins; the next line is read as if it
+    were the first.
+    """
+    newlines = np.flatnonzero(data == _NEWLINE)
+    quotes = np.flatnonzero(data == _QUOTE)
+    before = np.searchsorted(quotes, newlines)  # quotes before each newline
+    around = [delimiter, _QUOTE, _NEWLINE, _RETURN]
+    may_open = np.isin(data[quotes - 1], around) | (quotes == begin)
+    after = np.minimum(quotes + 1, data.size - 1)
+    may_close = np.isin(data[after], around)
+    # The end of the file is as a quote: it may not close a field.
+    may_open, may_close = np.append(may_open, True), np.append(may_close, False)
+    is_odd = np.arange(may_open.size) % 2 == 1
+    # By whether the first quote, which opens a field, is an odd one.
+    wrong = [
+        np.flatnonzero(~np.where(is_odd == odd, may_open, may_close))
+        for odd in (False, True)
+    ]
+    damaged, firsts = [], [0]  # ends of damaged lines, and quotes before them
+    while True:
+        first = firsts[-1]
+        found = wrong[first % 2]
+        at = np.searchsorted(found, first)
+        if at == found.size:
+            break
+        opened = found[at] - (found[at] - first) % 2
+        while opened > first and quotes[opened] == quotes[opened - 1] + 1:
+            opened -= 2  # two quotes within a field are one
+        line = np.searchsorted(newlines, quotes[opened])
+        if line == newlines.size:
+            break
+        damaged.append(line)
+        firsts.append(before[line])
+    lengths = np.diff([0, *(line + 1 for line in damaged), newlines.size])
+    outside = (before - np.repeat(firsts, lengths)) % 2 == 0
+    outside[damaged] = True
+    return newlines[outside]
 
 
 def _default(dtype):
