@@ -35,6 +35,13 @@ def _other_files(path):
     return os.path.join(path, "*"), shard
 
 
+def _other_lines(path):
+    """A file of one size and first line, whatever the path."""
+    lines = "x\n1\n2\n" if path.endswith("two") else "x\n1\n3\n"
+    tf.io.write_file(path + ".csv", lines)
+    return path + ".csv"
+
+
 def _with_budget(num_bytes):
     options = tf.data.Options()
     if num_bytes is not None:
@@ -89,6 +96,19 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
                 options=_with_budget(1000),
                 cache="none",
             )
+
+    def test_a_window_fits_the_memory_in_any_order(self):
+        # In the files' order it was 512 records, however large they are.
+        path = record_files.shard(self.create_tempdir().full_path, count=600)
+        for shuffle in (True, False):
+            pipeline = data.pipeline(
+                data.tfrecords(path),
+                batch_size=2,
+                shuffle=shuffle,
+                options=_with_budget(10_000),
+                cache="none",
+            )
+            self.assertEqual(pipeline.recipe.window, 95)
 
     def test_a_disk_that_is_too_small_is_named_and_left_clean(self):
         full = mock.Mock(return_value=mock.Mock(free=100))
@@ -175,6 +195,10 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         ("arrays", lambda path: data.arrays(_other_rows(path))),
         ("files", lambda path: data.files(_other_files(path))),
         ("tfrecords", lambda path: data.tfrecords(_other_files(path)[1])),
+        (
+            "csv",
+            lambda path: data.csv(_other_lines(path), dtypes={"x": "int64"}),
+        ),
         ("tokens", lambda path: data.tokens(_other_rows(path), 1)),
     )
     @pytest.mark.crossing(every=4)
@@ -186,7 +210,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
             path = os.path.join(folder, which)
             pipeline = data.pipeline(
                 make(path),
-                parse=lambda *record: record[0],
+                parse=lambda *record: tf.nest.flatten(record)[0],
                 batch_size=10**6,
                 shuffle=False,
                 cache="file",

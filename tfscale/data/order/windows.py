@@ -20,6 +20,7 @@ from tfscale.data.caches import memory
 from tfscale.data.order import stream
 from tfscale.data.order.epoch_plan import EpochStart
 from tfscale.data.sources.source import DAMAGED
+from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import Source
 
@@ -35,8 +36,10 @@ def window_size(
     source: Source, shuffle: bool, window: int | None, budget: int
 ) -> int:
     """The number of records that are mixed; `budget` is in bytes."""
-    if isinstance(source, IndexedSource) or not shuffle:
-        return window or _WINDOW_RECORDS
+    if not isinstance(source, BlockSource) and (
+        isinstance(source, IndexedSource) or not shuffle
+    ):
+        return window or _WINDOW_RECORDS  # nothing is read ahead
     record = getattr(source, "record_bytes", 0) or memory.size_of(
         source.first()
     )

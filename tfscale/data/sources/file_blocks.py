@@ -78,6 +78,7 @@ def source_of_files(
         read_block=read_block,
         locate=locate,
         split=split_by_file(files, counts.tolist(), build),
+        identity=lambda: repr(list(paths)).encode() + table.tobytes(),
         **kwargs,
     )
 

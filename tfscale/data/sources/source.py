@@ -99,11 +99,6 @@ class BlockSource(_Source):
     locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
     record_spec: Any = _STRING  # of a record as it is read
 
-    def __post_init__(self):
-        # The sizes of the files tell most data apart.
-        object.__setattr__(self, "identity", self.blocks.tobytes)
-        super().__post_init__()
-
     @property
     def num_records(self) -> int:
         """Records of all blocks."""
