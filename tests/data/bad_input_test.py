@@ -1,5 +1,7 @@
 """Arguments that make no sense; data that is empty, or of unequal parts."""
 
+import collections
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -105,6 +107,37 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_parse_that_returns_a_list(self):
         for batch in self._pipeline(parse=lambda x: [x, 2 * x]):
             self.assertAllEqual(2 * batch[0], batch[1])
+
+    @parameterized.parameters("none", "memory")
+    def test_lists_are_those_of_tf_data(self, cache):
+        # Nested ones were refused, and an `augment` that returned a list had
+        # its components stacked.
+        pipeline = self._pipeline(
+            parse=lambda x: {"a": [x, 2 * x], "b": (x, [[x], [-x]])},
+            augment=lambda record, seed: [record["a"], record["b"][1]],
+            shuffle=False,
+            batch_size=9,
+            cache=cache,
+        )
+        ((a, b),) = pipeline
+        x = np.arange(9)
+        self.assertAllEqual(a, np.stack([x, 2 * x], axis=1))
+        self.assertAllEqual(b, np.stack([x, -x], axis=1)[..., None])
+
+    @parameterized.parameters("none", "memory")
+    def test_a_named_tuple_is_one_argument_as_in_tf_data(self, cache):
+        # It was one when the first record was parsed, and several later.
+        pair = collections.namedtuple("pair", ["a", "b"])
+        source = data.arrays(pair(np.arange(4), np.ones(4)))
+        (batch,) = data.pipeline(
+            source,
+            batch_size=4,
+            parse=lambda record: record._replace(b=record.a + 1),
+            augment=lambda record, seed: record._replace(a=record.b),
+            shuffle=False,
+            cache=cache,
+        )
+        self.assertAllEqual(batch.a, [1, 2, 3, 4])
 
     def test_ragged_records_are_made_dense_by_parse(self):
         # Their size was not known, which was an error of another kind.

@@ -15,10 +15,24 @@ from tfscale.data.sources.source import Source
 
 
 def call(function, record, **kwargs):
-    """Calls a function of a record as `tf.data` does: a tuple is arguments."""
-    if isinstance(record, tuple):
-        return function(*record, **kwargs)
-    return function(record, **kwargs)
+    """Calls a function of a record as `tf.data` does.
+
+    A tuple is arguments, but no named one. A list that is returned is a tuple,
+    one within the result a tensor.
+    """
+    arguments = record if type(record) is tuple else (record,)
+    result = function(*arguments, **kwargs)
+    return _without_lists(tuple(result) if isinstance(result, list) else result)
+
+
+@tf.autograph.experimental.do_not_convert
+def _without_lists(structure):
+    return keras.tree.traverse(
+        lambda one: (
+            tf.convert_to_tensor(one) if isinstance(one, list) else None
+        ),
+        structure,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +114,6 @@ class Recipe:
                         "`parse` must return the parsed record. Received: "
                         "None. Is there a `return`?"
                     )
-                # As `Dataset.map` does with the result of a function.
-                record = tuple(record) if isinstance(record, list) else record
         return record
 
     @property
@@ -114,7 +126,7 @@ class Recipe:
         if not self.parses:
             return records
         # A tuple is several arguments to `map`, and one record to `parsed`.
-        is_tuple = isinstance(records.element_spec, tuple)
+        is_tuple = type(records.element_spec) is tuple
         return records.map(lambda *r: self.parsed(r if is_tuple else r[0]))
 
     def parsed_batch(self, batch, numbers):
@@ -122,7 +134,6 @@ class Recipe:
         if self.parse_batch is None:
             return batch
         batch = call(self.parse_batch, batch, numbers=numbers)
-        batch = tuple(batch) if isinstance(batch, list) else batch
         keras.tree.assert_same_structure(self.spec, batch)
         return keras.tree.map_structure(
             lambda spec, tensor: tf.ensure_shape(
