@@ -41,6 +41,21 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
             with self.assertRaisesRegex(FileNotFoundError, f"'{folder}/\\*'"):
                 build(folder)
 
+    def test_a_name_with_brackets_is_that_file(self):
+        # It was a pattern only, of another file or of none.
+        folder = self.create_tempdir().full_path
+        for name in ("run[1].txt", "run1.txt", "run[2].txt"):
+            tf.io.write_file(os.path.join(folder, name), name)
+        for name, found in (
+            ("run[1].txt", ["run[1].txt"]),
+            ("run[2].txt", ["run[2].txt"]),
+            ("run[13].txt", ["run1.txt"]),
+        ):
+            source = data.files(os.path.join(folder, name))
+            pipeline = data.pipeline(source, batch_size=9)
+            ((contents, _),) = pipeline.as_numpy_iterator()
+            self.assertEqual([c.decode() for c in contents], found)
+
     def test_a_class_without_images(self):
         folder = self.create_tempdir().full_path
         with self.assertRaisesRegex(FileNotFoundError, "subfolder"):

@@ -27,7 +27,9 @@ def match(pattern: Pattern) -> list[str]:
     for each in pattern:
         one = os.fspath(each)
         try:
-            found = tf.io.gfile.glob(one)
+            # The name of a file may have brackets.
+            is_file = tf.io.gfile.exists(one)
+            found = [one] if is_file else tf.io.gfile.glob(one)
         except tf.errors.UnimplementedError as error:
             raise ValueError(
                 "Files must be on a disk or a file system that `tf.io.gfile` "
