@@ -124,6 +124,18 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "one type.*a.jsonl.*/x"):
             data.json_lines(self._lines('{"x": 1}', '{"x": "a"}'))
 
+    def test_keys_that_are_not_read_may_have_any_values(self):
+        # They were refused within a file, and not among files.
+        path = self._lines(
+            '{"x": 1, "meta": "a"}',
+            '{"meta": {"b": [1]}, "x": 2.5}',
+            '{"meta": [true]}',
+        )
+        batch = self._batch(data.json_lines(path, columns=["x"]))
+        np.testing.assert_array_equal(batch["x"], [1, 2.5, np.nan])
+        with self.assertRaisesRegex(ValueError, "one type.*a.jsonl.*/meta"):
+            data.json_lines(path)
+
     def test_a_line_that_is_longer_than_a_block(self):
         path = self._lines('{"x": "%s"}' % ("a" * 3_000_000), '{"x": "b"}')
         batch = self._batch(data.json_lines(path))

@@ -220,7 +220,7 @@ def json_lines(
     check_on_damage(on_damage)
     files, damaged, schema = [], {}, None
     for path in file_source.match(pattern):
-        table, damaged[path] = _table_and_damaged(path)
+        table, damaged[path] = _table_and_damaged(path, columns)
         if damaged[path] and on_damage == "raise":
             number, reason = min(damaged[path].items())
             raise data_loss(
@@ -273,8 +273,11 @@ def _parsed(lines, fields=None):
     )
 
 
-def _table_and_damaged(path):
-    """A table of readable lines, or None, and the reasons of other lines."""
+def _table_and_damaged(path, columns):
+    """A table of readable lines, or None, and the reasons of other lines.
+
+    Keys that are not in `columns` may be missing.
+    """
     import pyarrow
 
     lines, damaged = _lines(path), {}
@@ -286,9 +289,13 @@ def _table_and_damaged(path):
         except (ValueError, RecursionError) as error:
             damaged[number] = str(error)
 
-    def table():
+    def table(cut=bytes):
         whole = [lines[number] for number in lines if number not in damaged]
-        return _parsed(whole) if whole else None
+        return _parsed(list(map(cut, whole))) if whole else None
+
+    def cut(line):
+        found = json.loads(line)
+        return json.dumps({k: found[k] for k in columns if k in found}).encode()
 
     with contextlib.suppress(pyarrow.ArrowException):
         return table(), damaged
@@ -300,7 +307,8 @@ def _table_and_damaged(path):
         except pyarrow.ArrowException as error:
             damaged[number] = str(error)
     try:
-        return table(), damaged
+        # Other keys may have values of any types.
+        return table(bytes if columns is None else cut), damaged
     except pyarrow.ArrowException as error:
         raise ValueError(
             "The values of a key must be of one type: numbers, strings, "
