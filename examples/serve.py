@@ -98,11 +98,10 @@ class SavedModel:
         if given is None:
             raise ValueError("A request has 'instances' or 'inputs'.")
         if "inputs" not in body and given and isinstance(given[0], dict):
-            names = sorted({name for row in given for name in row})
-            given = {
-                name: [row[name] for row in given if name in row]
-                for name in names
-            }
+            names = set(given[0])
+            if any(set(row) != names for row in given):
+                raise ValueError("All instances have the same inputs.")
+            given = {name: [row[name] for row in given] for name in names}
         if not isinstance(given, dict):
             given = dict.fromkeys(list(self._inputs)[:1], given)
         if set(given) != set(self._inputs):

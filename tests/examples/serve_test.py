@@ -224,6 +224,10 @@ class ServeTest(absltest.TestCase):
         self.assertIn("'count' takes int32", ask(count=None))
         self.assertIn("'words' takes string", ask(words=5))
         self.assertIn("['count', 'flag', 'more', 'words']", ask(more=1))
+        # Inputs of two instances were those of one, and one was answered.
+        two = [{"words": "a", "count": 4}, {"flag": True}]
+        with self.assertRaisesRegex(ValueError, "the same inputs"):
+            endpoint._model.inputs_of({"instances": two})
 
     def test_integers_without_a_sign_are_served(self):
         # NumPy's rules take no integer of JSON for a pixel.
