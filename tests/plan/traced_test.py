@@ -113,6 +113,28 @@ class TraceTableTest(absltest.TestCase):
         self.assertIn("Planned without stages", table.notes[0])
         self.assertIn("Planned without model ranks", table.notes[1])
 
+    def test_a_call_of_its_own_may_take_several_inputs(self):
+        # A dict was refused, of a list came an error of `keras.Input`.
+        class Joined(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(5)
+
+            def call(self, inputs):
+                joined = keras.ops.concatenate(keras.tree.flatten(inputs), -1)
+                return self.dense(joined)
+
+        def build_model(inputs):
+            model = Joined()
+            model(inputs)
+            return model
+
+        first, second = keras.Input((4,)), keras.Input((3,))
+        for inputs in ([first, second], {"a": first, "b": second}):
+            table = trace_table(lambda i=inputs: build_model(i), (1,))
+            self.assertEqual(table.flops, 2 * 7 * 5 + 5)
+            self.assertEqual(table.num_weights, 7 * 5 + 5)
+
     def test_half_precision_is_seen(self):
         keras.config.set_dtype_policy("mixed_bfloat16")
         self.assertTrue(trace_table(_gpt, (1,)).is_half)

@@ -54,7 +54,7 @@ class _Tracer:
             raise ValueError(
                 "`build_model` must return a model that is built. Received: "
                 f"{model.name!r}, which has no weights yet. Begin it with "
-                "`keras.Input`, or call `model.build(input_shape)`."
+                "`keras.Input`, or call it on one."
             )
         self.model, self.notes = model, []
         try:
@@ -200,12 +200,15 @@ class _Tracer:
 
 def _as_one_call(model):
     """A functional model that calls a model with a `call` of its own."""
-    shape = (model.get_build_config() or {}).get("input_shape")
-    if not isinstance(shape, (tuple, list)):
+    built_for = model.get_build_config() or {}
+    if "input_shape" not in built_for:
         raise ValueError(
-            "A model with a `call` of its own must be built by "
-            "`model.build(input_shape)`, with the shape of one tensor. "
-            f"Received: {model.name!r}, built for {shape!r}."
+            "A model with a `call` of its own must be built by a call on one "
+            "`keras.Input`, or on a list or dict of them. Received: "
+            f"{model.name!r}, built for {built_for!r}."
         )
-    inputs = keras.Input(tuple(shape)[1:], dtype=model.input_dtype)
+    inputs = keras.tree.map_shape_structure(
+        lambda shape: keras.Input(shape[1:], dtype=model.input_dtype),
+        built_for["input_shape"],
+    )
     return keras.Model(inputs, model(inputs), name=model.name)
