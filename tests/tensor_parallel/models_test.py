@@ -109,6 +109,40 @@ def einsum():
     return keras.Model(inputs, x)
 
 
+@keras.saving.register_keras_serializable("models_test")
+class Merged(LAYERS.Layer):
+    """Heads put together; TensorFlow does not know how many there are."""
+
+    def call(self, x):
+        return keras.ops.reshape(x, (keras.ops.shape(x)[0], -1))
+
+    def compute_output_shape(self, shape):
+        return shape[0], shape[1] * shape[2]
+
+
+def merged():
+    x = inputs = keras.Input((12,))
+    x = Merged(name="merged")(LAYERS.Reshape((4, 3), name="heads")(x))
+    return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
+
+
+@keras.saving.register_keras_serializable("models_test")
+class OfHeads(LAYERS.Layer):
+    """Adds a loss of each head."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(keras.ops.square(x), axis=(0, 1, 3)))
+        return x
+
+
+def lost_by_heads():
+    x = inputs = keras.Input((3, 12))
+    x = LAYERS.EinsumDense("abc,cde->abde", (None, 4, 6), name="up")(x)
+    x = OfHeads(name="heads")(x)
+    x = LAYERS.EinsumDense("abde,dec->abc", (None, 12), name="down")(x)
+    return keras.Model(inputs, x)
+
+
 def looked_up():
     x = inputs = keras.Input((6,), dtype="int32")
     x = LAYERS.Embedding(24, 8, name="table")(x)
@@ -164,11 +198,11 @@ def noted_losses():
     return keras.Model(inputs, x)
 
 
-def of_shape(build, x, y):
+def of_shape(build, x, y, batch_size=16):
     data = dict(
         x=RANDOM.randn(32, *x).astype("float32"),
         y=RANDOM.randn(32, *y).astype("float32"),
-        batch_size=16,
+        batch_size=batch_size,
     )
     return same_numbers.Job(build, data)
 
@@ -228,6 +262,18 @@ JOBS = {
             "split/kernel": (None, "model", None),
             "split/bias": ("model", None),
             "joined/kernel": ("model", None, None),
+        },
+    ),
+    "merged": (
+        # The last batch is smaller, so that no size is known.
+        of_shape(merged, (12,), (12,), batch_size=12),
+        {"down/kernel": ("model", None)},
+    ),
+    "lost_by_heads": (
+        of_shape(lost_by_heads, (3, 12), (3, 12)),
+        {
+            "up/kernel": (None, "model", None),
+            "down/kernel": ("model", None, None),
         },
     ),
     "rows": (

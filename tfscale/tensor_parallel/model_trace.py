@@ -99,10 +99,10 @@ def num_operations() -> int:
 class TracedModel:
     """A traced model.
 
-    `inputs` are those that could have a gradient, `outputs` are flat, and empty
-    if Python failed on a rank's shapes. `differentiable` are placeholders of
-    trainable variables, `generators` of the states of generators, by id,
-    `losses` those of `add_loss`.
+    `inputs` are those that could have a gradient. `outputs` are flat, with the
+    losses that layers have added, which are whole too; they are empty if Python
+    failed on a rank's shapes. `differentiable` are placeholders of trainable
+    variables, `generators` of the states of generators, by id.
     """
 
     graph: tf.Graph
@@ -111,7 +111,6 @@ class TracedModel:
     outputs: list
     differentiable: list
     generators: dict
-    losses: list
 
     @property
     def calls(self) -> list[RecordedCall]:
@@ -168,6 +167,7 @@ def _call(model, num_shards, inputs):
     ) as scope:
         try:
             outputs = keras.tree.flatten(model(inputs, training=True))
+            outputs += scope.losses
         except Exception:
             # Python may fail on a rank's shapes, but not on whole ones.
             if num_shards == 1:
@@ -180,8 +180,6 @@ def _call(model, num_shards, inputs):
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable
         ],
-        # Losses that layers have added.
-        "losses": list(scope.losses),
         "generators": {
             id(v): x for v, x in zip(variables, values) if id(v) in seeds
         },
@@ -192,10 +190,12 @@ def layer_call(key, recorded, may_divide):
     """A recorded call, for propagation."""
     rule, inputs, outputs = recorded.rule, recorded.inputs, recorded.outputs
     source = sink = None
-    if recorded.divides and may_divide:
+    # An input of unknown size is whole, see `Rule.is_sharded`.
+    size = None if rule.sink_dim is None else inputs.shape[rule.sink_dim]
+    if recorded.divides and may_divide and (size or not rule.propagates):
         dim = outputs.shape.rank + rule.source_dim
         source = layer_calls.Source(outputs, dim)
-    if rule.sink_dim is not None and (source or not rule.propagates):
+    if size and (source or not rule.propagates):
         dim = inputs.shape.rank + rule.sink_dim
         passed = source if rule.propagates else None
         sink = layer_calls.Sink(inputs, dim, passed)

@@ -116,7 +116,8 @@ class _Row(rules.Rule):
         if self.sink_dim is None:
             dim = inputs.shape.rank + self._input_dim
             return collectives.scatter_to_ranks(inputs, dim)
-        if self._comes_sharded and not self.is_sharded(inputs):
+        size = inputs.shape[self.sink_dim]
+        if self._comes_sharded and size == self.whole_size():
             raise ValueError(
                 "The input of a layer with input_is_parallel=True must be this "
                 f"rank's part of {self.whole_size()} entries. Received: shape "
@@ -124,7 +125,7 @@ class _Row(rules.Rule):
                 "Set input_is_parallel=False, or let the layer follow a "
                 "`ColumnParallelDense` with gather_output=False."
             )
-        return super().shard_input(inputs)
+        return inputs if self._comes_sharded else super().shard_input(inputs)
 
     def scatters(self, args, kwargs):
         layer = self.layer

@@ -126,8 +126,8 @@ class Rule(abc.ABC):
         raise TypeError(f"{type(self).__name__} takes no part of an input.")
 
     def is_sharded(self, inputs) -> bool:
-        """Whether an input is this rank's shard."""
-        return inputs.shape[self.sink_dim] != self.whole_size()
+        """Whether an input is this rank's shard; one of unknown size is not."""
+        return inputs.shape[self.sink_dim] not in (None, self.whole_size())
 
 
 def runs_as(layer, kinds, *methods: str) -> bool:

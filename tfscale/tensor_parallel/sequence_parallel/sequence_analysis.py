@@ -80,15 +80,12 @@ class _Search:
 
     def _trace(self, plan):
         with rank_state.within(sequence_plan=plan):
-            traced = model_trace.trace_model(
+            return model_trace.trace_model(
                 self._model,
                 1 if plan is None else self._num_ranks,
                 self._specs,
                 has_edges=True,
             )
-        # Losses are whole, and each rank computes all of them.
-        outputs = [*traced.outputs, *traced.losses]
-        return dataclasses.replace(traced, outputs=outputs)
 
     def _find_sums(self):
         """Keys of the calls that can leave a sum sharded along dim 1."""
