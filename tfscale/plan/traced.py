@@ -211,4 +211,5 @@ def _as_one_call(model):
         lambda shape: keras.Input(shape[1:], dtype=model.input_dtype),
         built_for["input_shape"],
     )
-    return keras.Model(inputs, model(inputs), name=model.name)
+    flat = keras.tree.flatten(inputs)  # their names need not be keys
+    return keras.Model(flat, model(inputs), name=model.name)
