@@ -74,8 +74,10 @@ class MovingAverages:
             return
         for each in moments:
             averages = [
-                average * layer.momentum
-                + tf.cast(new, average.dtype) * (1.0 - layer.momentum)
+                # In the dtype of the moments: in bfloat16 a momentum of 0.99 is
+                # 0.988, with which an average of threes ends at 2.6.
+                tf.cast(average, new.dtype) * layer.momentum
+                + new * (1.0 - layer.momentum)
                 for average, new in zip(averages, each)
             ]
         variables = layer.moving_mean, layer.moving_variance

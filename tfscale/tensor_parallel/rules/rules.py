@@ -156,6 +156,7 @@ def shard_of(variable):
 
 def assign_shard(variable, value) -> None:
     """Assigns this rank's shard of a Keras variable."""
+    value = tf.cast(value, variable.dtype)
     given = rank_state.current().given_shards
     if id(variable) in given:
         given[id(variable)] = value
