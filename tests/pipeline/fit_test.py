@@ -205,6 +205,25 @@ class MethodsTest(parameterized.TestCase):
         model.evaluate(np.ones((5, 6)), np.ones((5, 6, 4)), 4, verbose=0)
         self.assertEqual(shapes[-1], (None, 6, 4))
 
+    def test_sequences_of_any_length(self):
+        # The plan counts with 128: outputs of other lengths were refused.
+        tokens = np.random.RandomState(0).randint(0, 4, (4, 6))
+
+        def trained():
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((None,), dtype="int32")
+            x = keras.layers.Embedding(4, 8)(inputs)
+            model = keras.Model(inputs, keras.layers.Dense(4)(x))
+            if tf.distribute.has_strategy():
+                model = PipelineModel(model, 2)
+            model.compile("sgd", "mse")
+            model.fit(tokens, np.ones((4, 6, 4)), 4, verbose=0)
+            return model.predict(tokens[:, :5], verbose=0)
+
+        with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
+            found = trained()
+        np.testing.assert_allclose(found, trained(), rtol=1e-6, atol=1e-6)
+
     def test_methods_for_one_batch(self):
         x, y = FEATURES[:8], LABELS[:8]
         self.both(lambda model: model.test_on_batch(x, y, return_dict=True))

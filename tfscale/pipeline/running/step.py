@@ -268,12 +268,16 @@ class PipelineStep:
 
         outputs, gathered = [], self.program.stages[-1].gathered
         graph = self.plan.graph
-        for value in graph.outputs:
+        for value, known in zip(graph.outputs, graph.functional.outputs):
             output, mask = join(keys.Activation(value)), join(keys.Mask(value))
             if value in gathered:
                 output = collectives.gather_from_ranks(output, gathered[value])
-            # Stages of any number of rows do not know all sizes.
-            output.set_shape([None, *graph.specs[value].shape[1:]])
+            # Stages of any number of rows do not know all sizes. Those that
+            # Keras leaves open are the plan's, which takes a length.
+            sizes = graph.specs[value].shape
+            if graph.length is not None:
+                sizes = [n if m else None for n, m in zip(sizes, known.shape)]
+            output.set_shape([None, *sizes[1:]])
             if mask is not None:
                 symbols.set_keras_mask(output, mask)
             outputs.append(output)
