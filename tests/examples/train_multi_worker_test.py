@@ -3,13 +3,15 @@ import re
 
 import keras
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests import forked_python
 from tests.source_files import REPOSITORY
 
 
-class TrainMultiWorkerTest(absltest.TestCase):
-    def test_it_starts_two_workers_that_train_one_model(self):
+class TrainMultiWorkerTest(parameterized.TestCase):
+    @parameterized.parameters((), ("--num_workers=1",))
+    def test_it_starts_workers_that_train_one_model(self, *flags):
         path = os.path.join(self.create_tempdir().full_path, "gpt.keras")
         process = forked_python.run(
             [
@@ -17,7 +19,7 @@ class TrainMultiWorkerTest(absltest.TestCase):
                 *("-m", "examples.train_multi_worker"),
                 *("--width=8", "--num_heads=2", "--sequence_length=8"),
                 *("--batch_size=4", "--num_epochs=1", "--steps_per_epoch=3"),
-                *("--validation_steps=1", f"--model_file={path}"),
+                *("--validation_steps=1", f"--model_file={path}", *flags),
             ],
             REPOSITORY,
             timeout=300,
