@@ -115,6 +115,47 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
             validation_steps=3,
         )
 
+    def test_a_validation_of_repeated_data_goes_on_on_replicas(self):
+        # They read ahead: the next one begins some epochs later, which a run
+        # that went on did not know.
+        def losses(folder, interrupt_at=None):
+            def interrupt(batch, logs):
+                steps.append(batch)
+                if len(steps) == interrupt_at:
+                    raise Interrupted
+
+            def pipeline(count, seed):
+                x = np.arange(count, dtype="float32")[:, None]
+                source = tfscale.data.arrays(x, x**3)
+                return tfscale.data.pipeline(source, batch_size=4, seed=seed)
+
+            steps = []
+            with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+                dense = keras.layers.Dense(1, kernel_initializer="zeros")
+                model = keras.Sequential([keras.Input((1,)), dense])
+                model.compile(keras.optimizers.SGD(0.0), "mse")
+            fit = model.fit(
+                pipeline(8, seed=1),
+                epochs=5,
+                validation_data=pipeline(12, seed=2).repeat(),
+                validation_steps=2,
+                verbose=0,
+                callbacks=[
+                    keras.callbacks.LambdaCallback(
+                        on_train_batch_end=interrupt
+                    ),
+                    tfscale.callbacks.BackupAndRestore(folder, 1),
+                ],
+            )
+            return fit.history["val_loss"]
+
+        folder = self.create_tempdir().full_path
+        expected = losses(f"{folder}/whole")
+        self.assertGreater(np.ptp(expected), 0.0)
+        with self.assertRaises(Interrupted):
+            losses(f"{folder}/runs", interrupt_at=6)
+        self.assertEqual(losses(f"{folder}/runs"), expected)
+
     @pytest.mark.filterwarnings("ignore:Your input ran out of data")
     def test_a_validation_of_unknown_length_goes_on_with_the_next_epoch(self):
         # Keras makes its next iterator when that begins, and not before.

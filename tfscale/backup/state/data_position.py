@@ -198,8 +198,13 @@ class DataPosition:
                 before, if that has a number of steps.
         """
         if self._is_direct:
+            here = state["position"]
+            is_repeated = self._pipeline is not fitting.source_of(self._epochs)
+            if is_repeated and self._has_endless_epochs:
+                # Replicas have read later epochs ahead.
+                (here,) = state["after"]
             # Each validation starts at the beginning of an epoch.
-            position = PositionValue(*state["position"])._replace(index=0)
+            position = PositionValue(*here)._replace(index=0)
             self._pipeline.position.assign(**position._asdict())
         else:
             fitting.set_known_batches(self._epochs, state["known"])
