@@ -6,6 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale._internals import in_place
+from tfscale._internals import symbols
+from tfscale.graphs.with_gradient import with_gradient
 from tfscale.step import step_context
 
 
@@ -40,6 +42,31 @@ class MeshReplicaContext(in_place.Mixin):
         """See `tf.distribute.ReplicaContext`."""
         with self.kept():
             return super().merge_call(merge_fn, args, kwargs)
+
+    def all_reduce(self, reduce_op, value, options=None):
+        """See `tf.distribute.ReplicaContext`; its gradient keeps no graph."""
+        extended = self.strategy.extended
+        tensors = tf.nest.flatten(value)
+        if (
+            not (extended.has_several_replicas or extended.num_model_ranks > 1)
+            or extended.gradients_are_summed
+            or any(isinstance(x, tf.IndexedSlices) for x in tensors)
+        ):
+            return super().all_reduce(reduce_op, value, options)
+        tensors = [tf.convert_to_tensor(x) for x in tensors]
+
+        def merge(strategy, *tensors):
+            pairs = [(tensor, tensor) for tensor in tensors]
+            return strategy.extended.batch_reduce_to(reduce_op, pairs)
+
+        def backward(gradients, _):
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(reduce_op, list(gradients))
+
+        with symbols.record.stop_recording():
+            sums = self.merge_call(merge, tensors)
+        sums = with_gradient(backward, sums, tensors)
+        return tf.nest.pack_sequence_as(value, sums)
 
 
 def adapt_replica_context(

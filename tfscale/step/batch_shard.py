@@ -24,6 +24,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import symbols
+from tfscale.graphs.with_gradient import with_gradient
 from tfscale.step import losses
 from tfscale.step import step_context
 from tfscale.step.checks import across_rows
@@ -231,14 +233,19 @@ class BatchShard:
         return context.merge_call(lambda _: compute())
 
 
-@tf.custom_gradient
-def weighed(loss: tf.Tensor, to_log: tf.Tensor, to_minimise: tf.Tensor):
+def weighed(
+    loss: tf.Tensor, to_log: tf.Tensor, to_minimise: tf.Tensor
+) -> tf.Tensor:
     """The loss times one factor, its gradient times another one."""
+    with symbols.record.stop_recording():
+        result = tf.math.multiply_no_nan(loss, to_log)
+    (result,) = with_gradient(_weighed_gradient, [result], [loss, to_minimise])
+    return result
 
-    def gradient(upstream):
-        return tf.math.multiply_no_nan(upstream, to_minimise), None, None
 
-    return tf.math.multiply_no_nan(loss, to_log), gradient
+def _weighed_gradient(gradients, inputs):
+    (upstream,), (_, to_minimise) = gradients, inputs
+    return tf.math.multiply_no_nan(upstream, to_minimise), None
 
 
 def _with_a_row(vector):

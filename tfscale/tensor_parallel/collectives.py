@@ -32,6 +32,7 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.graphs import vectorized_map
+from tfscale.graphs.with_gradient import with_gradient
 from tfscale.tensor_parallel import rank_state
 
 # TensorFlow's error in a thread that has left the graph of the step.
@@ -105,10 +106,11 @@ def scatter_to_ranks(x, dim: int):
 
 def gather_from_ranks(x, dim: int):
     """All ranks' shards of a tensor, which all ranks use alike."""
+    shape = x.shape
 
     def shard_of(gradient, dim):
         # `keras.remat` gives the gradient of the variable, which is the shard.
-        if x.shape.is_fully_defined() and gradient.shape == x.shape:
+        if shape.is_fully_defined() and gradient.shape == shape:
             return gradient
         return scatter_to_ranks(gradient, dim)
 
@@ -134,14 +136,16 @@ def _with_gradient(forward, backward, x, *dim):
     if num_ranks() == 1:
         return x
 
-    @tf.custom_gradient
-    def operator(x):
-        # The gradient of a lookup is sparse rows.
-        return forward(x, *dim), lambda dy: backward(
-            tf.convert_to_tensor(dy), *dim
-        )
+    x = tf.convert_to_tensor(x)
+    with symbols.record.stop_recording():
+        result = forward(x, *dim)
 
-    return operator(x)
+    def gradient(gradients, _):
+        # That of a lookup is sparse rows.
+        return [backward(tf.convert_to_tensor(gradients[0]), *dim)]
+
+    (result,) = with_gradient(gradient, [result], [x])
+    return result
 
 
 def shard_before_gather(whole):

@@ -12,7 +12,6 @@ Parameter Models (2020), section 5.3 (P_os+g+p).
 """
 
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Sequence
 
@@ -21,9 +20,9 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.collectives import replica_collectives
 from tfscale.graphs import vectorized_map
+from tfscale.graphs.with_gradient import with_gradient
 from tfscale.variables.gather_window import Window
 
-_numbers = itertools.count()
 # The gathers of each replica's step, by its graph and its thread.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -154,60 +153,46 @@ def _is_view(op, tensor):
 
 
 def _with_gradient(whole, shard, dim, note=lambda gradient: None):
-    """A gathered weight, whose gradient is reduced and scattered.
-
-    Not by `tf.custom_gradient`, which would create up to five operations more
-    for each weight.
-    """
+    """A gathered weight, whose gradient is reduced and scattered."""
+    shape = shard.shape
 
     def scatter(gradient):
         (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
         return summed
 
-    @tf.custom_gradient
-    def scatter_once(gradient):
-        return tf.stop_gradient(scatter(gradient)), _refuse_second_derivative
-
-    def backward(gradient):
+    def backward(gradients, _):
+        (gradient,) = gradients
         if vectorized_map.is_of_iteration(gradient):
             # Most often of no use: a tape goes back to weights also where it is
             # asked for other gradients. No update takes it, as it is whole.
-            return gradient
+            return [gradient]
         # It may be the last operation of a tape, and is named like
         # TensorFlow's: see step/checks/changed_gradients.py.
         with tf.name_scope(BACKWARD):
             # Sparse rows of a lookup become dense.
             gradient = tf.convert_to_tensor(gradient)
-            if gradient.shape == shard.shape:
+            if gradient.shape == shape:
                 # `tf.recompute_grad` differentiates by variable, so this
                 # gradient is reduced and scattered already.
-                return tf.identity(gradient)
+                return [tf.identity(gradient)]
             if symbols.record.could_possibly_record():
                 # Another tape is around this one.
-                summed = scatter_once(gradient)
+                with symbols.record.stop_recording():
+                    summed = tf.stop_gradient(scatter(gradient))
+                (summed,) = with_gradient(
+                    _refuse_second_derivative, [summed], [gradient]
+                )
             else:
                 summed = scatter(gradient)
         note(summed)
-        return summed
+        return [summed]
 
-    name = f"tfscale_gather_{next(_numbers)}"
-    if not tf.executing_eagerly():
-        # Where no tape is asked: in a function that is called.
-        tf.RegisterGradient(name)(lambda op, dy, _: (None, backward(dy)))
-        with (
-            symbols.record.stop_recording(),
-            whole.graph.gradient_override_map({"IdentityN": name}),
-        ):
-            whole, _ = tf.identity_n([whole, shard])
-    symbols.record.record_operation(
-        name, [whole], [shard], lambda dy: [backward(dy)]
-    )
+    (whole,) = with_gradient(backward, [whole], [shard])
     return whole
 
 
-def _refuse_second_derivative(gradient):
+def _refuse_second_derivative(*_):
     """A tape would treat the sum over replicas as constant."""
-    del gradient
     raise ValueError(
         "With zero_stage=3 gradients of weights are summed over the replicas "
         "before a tape returns them. Received: a loss that contains gradients "
