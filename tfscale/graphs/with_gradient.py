@@ -32,21 +32,21 @@ def with_gradient(
     """
     with symbols.record.stop_recording():
         if tf.executing_eagerly():
-            results = [tf.identity(result) for result in results]
+            found = [tf.identity(result) for result in results]
         else:
             # Where no tape is asked: in a function that is called.
             name = _registered(backward, len(results))
             graph = tf.compat.v1.get_default_graph()
             with graph.gradient_override_map({"IdentityN": name}):
                 same = tf.identity_n([*results, *inputs])
-            results = same[: len(results)]
+            found = same[: len(results)]
     symbols.record.record_operation(
         "tfscale_gradient",
-        results,
+        found,
         list(inputs),
         lambda *gradients: backward(gradients, inputs),
     )
-    return results
+    return found
 
 
 @functools.cache
