@@ -43,6 +43,16 @@ def build_with_norm():
     return build([keras.layers.BatchNormalization()])
 
 
+class Spare(keras.layers.Layer):
+    def build(self, _):
+        self.spare = self.add_weight(
+            shape=(3,), initializer="ones", regularizer="l2"
+        )
+
+    def call(self, x):
+        return x
+
+
 def dataset():
     data = tf.data.Dataset.from_tensor_slices((X, Y))
     return data.batch(8)
@@ -176,6 +186,26 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         expected = plain.train_on_batch(X[:8], Y[:8], return_dict=True)
         same_numbers.assert_close(logs["loss"], expected["loss"], "loss")
 
+    @parameterized.parameters(
+        # Gradients were divided by the factor, by which no loss was multiplied.
+        (lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0), build),
+        # A variable that the loss does not depend on was a KeyError.
+        (momentum, lambda: build([Spare()])),
+    )
+    @pytest.mark.crossing(every=2)
+    def test_a_window_of_one_batch_has_the_weights_of_one_device(
+        self, optimizer, make
+    ):
+        model = wrap(optimizer, 1, make=make, data=2, pipeline=2)
+        model.fit(dataset(), verbose=0)
+        plain = make()
+        plain.compile(optimizer(), "mse", run_eagerly=True)
+        plain.fit(dataset(), verbose=0)
+        for found, expected in zip(model.weights, plain.weights, strict=True):
+            same_numbers.assert_close(
+                np.array(found), np.array(expected), expected.path
+            )
+
     @parameterized.parameters((2, None), (4, None), (4, (X, Y)))
     @pytest.mark.crossing(every=3)
     def test_a_kill_within_an_epoch_changes_nothing(self, window, validation):
@@ -246,6 +276,18 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
             lambda: keras.optimizers.LossScaleOptimizer(momentum()),
             {},
             "a LossScaleOptimizer",
+        ),
+        # Each stage moved the product, or cleared the sums, of all of them.
+        (lambda: keras.optimizers.Nadam(0.1), {}, "a Nadam"),
+        (
+            lambda: keras.optimizers.MultiOptimizer(lambda _: momentum()),
+            {},
+            "a MultiOptimizer",
+        ),
+        (
+            lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+            {},
+            "with gradient_accumulation_steps",
         ),
         (momentum, dict(model=2), "a mesh with a model axis"),
     )

@@ -195,6 +195,24 @@ class Seen(keras.layers.Layer):
         return x
 
 
+class Spare(keras.layers.Layer):
+    """Its weight, which no output uses, was not regularised."""
+
+    def build(self, _):
+        self.spare = self.add_weight(
+            shape=(3,), initializer="ones", regularizer="l2", name="spare"
+        )
+
+    def call(self, x):
+        return x
+
+
+def spare_weight():
+    inputs = keras.Input((6,))
+    x = Spare(name="s")(dense(name="a")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
 def metric_in_layer():
     inputs = keras.Input((6,))
     x = Seen(name="s")(dense(name="a")(inputs))
@@ -407,6 +425,7 @@ MODELS = dict(
     flat_branches=(flat_branches, BY_VALUES, "mse", ["b1_0"]),
     lookups=(lookups_in_activations, BY_VALUES, "mse", ["lookup"]),
     added_losses=(added_losses, BY_VALUES, "mse", ["b", "c"]),
+    spare_weight=(spare_weight, BY_VALUES, "mse", ["s"]),
     metric_in_layer=(metric_in_layer, BY_VALUES, "mse", ["s"]),
     weights_of_another=(weights_of_another_stage, BY_VALUES, "mse", ["b"]),
     constraints=(constraints, BY_VALUES, "mse", ["b", "c"]),

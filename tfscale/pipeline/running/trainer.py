@@ -101,17 +101,19 @@ class PipelineTrainer(WrappedModel):
         )
         self._counters.set(self.optimizer.iterations)
         zero = tf.zeros((), losses.precision())
+        scale = self.optimizer.scale_loss(tf.ones_like(zero))
         updates = window.StageUpdates(
             step,
             schedule,
             self.optimizer,
             self._counters,
-            functools.partial(self._add_penalties, scale=1.0),
+            functools.partial(self._add_penalties, scale=scale),
             [zero] * len(batches),
         )
         results = step.run(
             [batch for _, batch in prepared],
             actions=schedule.order(),
+            loss_scale=scale,
             training=True,
             update=updates,
         )
@@ -131,7 +133,7 @@ class PipelineTrainer(WrappedModel):
         self._check_built()
         targets = self._targets(x, y, sample_weight)
         step, result = self._run(x, targets, False)
-        penalty = self._add_penalties({}, scale=0.0)
+        penalty = self._add_penalties(None)
         return self._log(step, result, penalty, x, y, sample_weight)
 
     def predict_step(self, data: Any) -> Any:
@@ -290,10 +292,10 @@ class PipelineTrainer(WrappedModel):
         program = self._programs.get(inputs, targets, training=training)
         return program, (inputs, targets)
 
-    def _add_penalties(self, gradients, values=None, *, scale):
+    def _add_penalties(self, gradients, values=None, *, scale=1.0):
         """The sum of regularisers, of all variables or `values` by number.
 
-        Adds their gradients, times `scale`.
+        Adds their gradients, times `scale`, unless `gradients` is None.
         """
         total = tf.zeros((), losses.precision())
         extended = self.distribute_strategy.extended
@@ -311,10 +313,14 @@ class PipelineTrainer(WrappedModel):
                 tape.watch(value)
                 penalty = variable.regularizer(value)
             total += tf.cast(penalty, total.dtype)
-            if number in gradients:
+            if gradients is not None:
                 gradient = tape.gradient(penalty, value)
                 gradient = shard_gradient(extended, gradient, variable)
-                gradients[number] += gradient * tf.cast(scale, gradient.dtype)
+                gradient *= tf.cast(scale, gradient.dtype)
+                # The loss need not depend on the variable.
+                if number in gradients:
+                    gradient = gradients[number] + gradient
+                gradients[number] = gradient
         return total
 
     def _apply(self, gradients):

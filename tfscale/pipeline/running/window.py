@@ -35,6 +35,13 @@ from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
 
+# Optimizers with states that are of no single variable.
+_OF_ALL = (
+    keras.optimizers.LossScaleOptimizer,
+    keras.optimizers.MultiOptimizer,
+    keras.optimizers.Nadam,
+)
+
 
 class Window(NamedTuple):
     """What a train function is given in place of a batch."""
@@ -107,8 +114,9 @@ class StageUpdates:
         gradients = {}
         for number in numbers:
             key = keys.GradientSum(action.stage, number)
-            gradients[number] = tensors.sums[key]
-            tensors.sums[key] = tf.zeros_like(gradients[number])
+            if key in tensors.sums:  # the loss depends on the variable
+                gradients[number] = tensors.sums[key]
+                tensors.sums[key] = tf.zeros_like(gradients[number])
         # As in the forward of the batch.
         used = tensors.shared | batch.tensors.microbatches[0]
         with tf.device(device):
@@ -126,14 +134,14 @@ class StageUpdates:
         # Results of a function are where it is called.
         checked = self._checked(batch)
         with tf.device(device), tf.control_dependencies([checked]):
-            new = update(list(gradients.values()))
-        values = {keys.Param(n): value for n, value in zip(numbers, new)}
+            new = update(gradients)
+        values = {keys.Param(number): value for number, value in new.items()}
         done = action.microbatch + 1
         for later in range(done, len(batches)):
             if self.schedule.version(action.stage, later) == done:
                 for microbatch in batches[later].tensors.microbatches:
                     microbatch.update(values)
-        with tf.device(device), tf.control_dependencies(new):
+        with tf.device(device), tf.control_dependencies(list(new.values())):
             return tf.zeros(())
 
     def _checked(self, batch):
@@ -145,17 +153,17 @@ class StageUpdates:
             )
 
     def _apply(self, stage, gradients):
-        variables = self.step.plan.stages[stage].trainable
+        variables = [self.step.plan.variables[number] for number in gradients]
         optimizer = with_iterations(
             self.optimizer, self.counters.of_stages[stage]
         )
         with tf.device(self.step.devices[stage]):
-            apply_sums(optimizer, gradients, list(variables))
-        new = []
-        for variable in variables:
+            apply_sums(optimizer, list(gradients.values()), variables)
+        new = {}
+        for number, variable in zip(gradients, variables):
             component = self.step.component(variable)
             with tf.device(component.device):
-                new.append(component.read_value())
+                new[number] = component.read_value()
         return new
 
 
@@ -187,13 +195,14 @@ def check(plan: PipelinePlan, strategy: MeshStrategy, optimizer) -> None:
     for is_there, received in (
         (strategy.extended.num_model_ranks > 1, "a mesh with a model axis"),
         (shared, f"{shared[:1]} in several stages"),
-        (
-            isinstance(optimizer, keras.optimizers.LossScaleOptimizer),
-            "a LossScaleOptimizer",
-        ),
+        (isinstance(optimizer, _OF_ALL), f"a {type(optimizer).__name__}"),
         *(
             (getattr(optimizer, name, None), f"an optimizer with {name}")
-            for name in ("global_clipnorm", "use_ema")
+            for name in (
+                "global_clipnorm",
+                "use_ema",
+                "gradient_accumulation_steps",
+            )
         ),
     ):
         if is_there:
