@@ -61,6 +61,33 @@ class DifferencesTest(absltest.TestCase):
             ):
                 model.predict_on_batch(X)
 
+    def test_of_an_unknown_number_of_rows_it_is_refused_too(self):
+        # Of two microbatches it was there twice.
+        model, _ = pipeline(lambda: keras.layers.Lambda(lambda x: x[0, :, 0]))
+        with self.assertRaisesRegex(ValueError, "a row for each row"):
+            model.predict_on_batch(X[:3])
+
+    def test_one_microbatch_may_have_outputs_without_rows(self):
+        # They were cut to as many rows as the batch has, or not sliceable.
+        mean = keras.layers.Lambda(keras.ops.mean)
+        table = keras.layers.Lambda(lambda x: keras.ops.mean(x, axis=0))
+        for layer, shape in ((mean, ()), (table, (3, 2))):
+            for rows in (4, 2):
+                model, _ = pipeline(
+                    lambda layer=layer: layer, num_microbatches=1
+                )
+                found = model.predict_on_batch(X[:rows])
+                self.assertEqual(found.shape, shape)
+
+    def test_an_output_may_have_several_rows_for_each(self):
+        # It was cut to as many rows as the batch has.
+        x = np.arange(30.0, dtype="float32").reshape(5, 3, 2)
+        frames = keras.layers.Lambda(lambda x: keras.ops.reshape(x, (-1, 2)))
+        model, _ = pipeline(lambda: frames, num_microbatches=4)
+        for rows in (4, 5, 3, 1):
+            found = model.predict_on_batch(x[:rows])
+            np.testing.assert_array_equal(found, x[:rows].reshape(-1, 2))
+
     def test_a_stateful_layer_is_refused_in_words(self):
         for num_microbatches in (1, 2):
             with self.assertRaisesRegex(

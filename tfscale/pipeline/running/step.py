@@ -259,12 +259,18 @@ class PipelineStep:
     def _outputs(self, batch):
         if not self.reads_outputs:
             return []
-        rows = tf.shape(batch.inputs[0])[0]
+        microbatches = batch.tensors.microbatches
+        count, rows = len(microbatches), tf.shape(batch.inputs[0])[0]
 
         def join(key):
-            slices = [m[key] for m in batch.tensors.microbatches if key in m]
-            # Without the rows that count nothing.
-            return tf.concat(slices, axis=0)[:rows] if slices else None
+            slices = [m[key] for m in microbatches if key in m]
+            if not slices or slices[0].shape.rank == 0:
+                return slices[0] if slices else None
+            joined = tf.concat(slices, axis=0)
+            size = tf.shape(joined)[0]
+            # Of fewer rows than microbatches each has one, which need not
+            # count. With frames folded into the batch that is several here.
+            return joined[: tf.where(rows < count, size // count * rows, size)]
 
         outputs, gathered = [], self.program.stages[-1].gathered
         graph = self.plan.graph
@@ -277,7 +283,8 @@ class PipelineStep:
             sizes = graph.specs[value].shape
             if graph.length is not None:
                 sizes = [n if m else None for n, m in zip(sizes, known.shape)]
-            output.set_shape([None, *sizes[1:]])
+            if output.shape.rank != 0:
+                output.set_shape([None, *sizes[1:]])
             if mask is not None:
                 symbols.set_keras_mask(output, mask)
             outputs.append(output)

@@ -51,10 +51,10 @@ def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
 def _is_without_rows(shape, rows):
     if shape.rank == 0:
         return True
-    if shape.rank is None or shape[0] is None or not rows:
+    if shape.rank is None or shape[0] is None or rows == 0:
         return False
     # With frames folded into the batch there are several for each row.
-    return shape[0] == 0 or shape[0] % rows != 0
+    return rows is None or shape[0] == 0 or shape[0] % rows != 0
 
 
 def warn(
