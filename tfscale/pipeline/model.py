@@ -232,9 +232,7 @@ class PipelineModel(PipelineTrainer):
         with strategy.scope():
             is_moved = placement.move_variables(self._plan, strategy, before)
             if is_moved and self.optimizer and self.optimizer.built:
-                variables = attributes.optimized_variables(self.optimizer)
-                moved = _moved(self.optimizer, variables)
-                attributes.take_state(self.optimizer, moved)
+                attributes.take_state(self.optimizer, _moved(self.optimizer))
 
     def _analyse(self):
         """Decides what stays sharded between the layers, on model ranks."""
@@ -324,16 +322,17 @@ def _compile_arguments(model: keras.Model) -> dict:
     if not arguments["jit_compile"]:
         # What Keras makes of "auto" under a strategy.
         arguments["jit_compile"] = "auto"
-    arguments["optimizer"] = _moved(model.optimizer, model.trainable_variables)
+    arguments["optimizer"] = _moved(model.optimizer)
     arguments["auto_scale_loss"] = False  # it has been, if it was to be
     return arguments
 
 
-def _moved(optimizer, variables):
+def _moved(optimizer):
     if optimizer is None or not optimizer.built:
         return optimizer
     moved = optimizer.__class__.from_config(optimizer.get_config())
-    moved.build(variables)
+    # Not those that are trainable now: layers may have been frozen since.
+    moved.build(attributes.optimized_variables(optimizer))
     for new, old in zip(moved.variables, optimizer.variables, strict=True):
         new.assign(old.numpy())
     return moved

@@ -62,6 +62,30 @@ class ResumingTest(tf.test.TestCase, parameterized.TestCase):
             [ranks[0] for _, *ranks in strategy.device_rows],
         )
 
+    def test_layers_may_be_frozen_before_it_is_wrapped(self):
+        # Slots of all weights were copied to those of fewer: "zip() argument 2
+        # is longer than argument 1".
+        plain = build()
+        plain.compile(keras.optimizers.Adam(0.1), "mse")
+        plain.fit(X, Y, shuffle=False, verbose=0)
+        path = os.path.join(self.create_tempdir().full_path, "model.keras")
+        plain.save(path)
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            inner = keras.saving.load_model(path)
+            inner.get_layer("a").trainable = False
+            model = tfscale.PipelineModel(inner, 3)
+        plain.get_layer("a").trainable = False
+        plain.make_train_function(force=True)
+        for each in (plain, model):
+            each.fit(X, Y, shuffle=False, verbose=0)
+        for a, b in zip(
+            [*model.weights, *model.optimizer.variables],
+            [*plain.weights, *plain.optimizer.variables],
+            strict=True,
+        ):
+            same_numbers.assert_close(np.array(a), np.array(b), b.path)
+
     def test_a_task_that_compiles_itself_is_taken_as_it_is(self):
         # keras_hub's tasks do so in their constructors.
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
