@@ -47,6 +47,7 @@ class MeshExtended(symbols.MirroredExtended):
         optimizer_states: How the states of optimizers are sharded.
         pipelined: The variables of models that were cut over the axis
             "pipeline", by `id(variable)`.
+        traced_models: The models whose steps replicas have run.
         gradient_noise: A `GradientNoise`, which measures gradients before and
             after they are summed, or None.
     """
@@ -62,6 +63,7 @@ class MeshExtended(symbols.MirroredExtended):
         self.pipelined: weakref.WeakValueDictionary = (
             weakref.WeakValueDictionary()
         )
+        self.traced_models: weakref.WeakSet = weakref.WeakSet()
         self.gradient_noise: Any = None
         self.optimizer_states = zero.OptimizerStateSharding(
             config.zero_stage,
@@ -177,6 +179,9 @@ class MeshExtended(symbols.MirroredExtended):
     def _call_for_each_replica(self, fn, args, kwargs):
         check(self, fn)
         model = whole.model_of(fn)
+        traced = model or attributes.predicting_model(fn)
+        if traced is not None:
+            self.traced_models.add(traced)
         logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
             adapt_model(model)

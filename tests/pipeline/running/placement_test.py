@@ -5,6 +5,7 @@ accelerators have one beside them.
 """
 
 import collections
+import contextlib
 import gc
 import re
 import weakref
@@ -267,6 +268,55 @@ class PlacementTest(parameterized.TestCase):
         pipeline.train_on_batch(x, np.ones((16, 4)))
         np.testing.assert_array_equal(kernels[0].numpy(), before[0])
         self.assertFalse(np.array_equal(kernels[1].numpy(), before[1]))
+
+    def test_models_that_share_weights_follow_them(self):
+        # What had been traced went on with the copies from before, and trained
+        # these: an encoder predicted as at the beginning.
+        x = np.random.RandomState(0).normal(size=(16, 7))
+
+        def train(strategy=None):
+            keras.utils.set_random_seed(1)
+            with strategy.scope() if strategy else contextlib.nullcontext():
+                inputs = keras.Input((7,))
+                h = keras.layers.Dense(8, "tanh", name="a")(inputs)
+                h = keras.layers.Dense(8, "tanh", name="b")(h)
+                models = []
+                for name, layers in (("c", 1), ("d", 4)):
+                    y = h
+                    for i in range(layers):
+                        y = keras.layers.Dense(7, name=f"{name}{i}")(y)
+                    models.append(keras.Model(inputs, y))
+                encoder = keras.Model(inputs, h)
+
+            def wrapped(model):
+                with strategy.scope() if strategy else contextlib.nullcontext():
+                    if strategy:
+                        model = PipelineModel(model, 2, balance="params")
+                    model.compile("sgd", "mse")
+                return model
+
+            first = wrapped(models[0])
+            found = [first.train_on_batch(x, x), encoder.predict(x, verbose=0)]
+            found.append(first.test_on_batch(x, x))
+            second = wrapped(models[1])
+            for model in (second, first, second, first):
+                found.append(model.train_on_batch(x, x))
+                found.append(encoder.predict(x, verbose=0))
+            found.append(first.test_on_batch(x, x))
+            found.append(first.predict(x, verbose=0))
+            for layer in models[1].layers[:3]:
+                layer.trainable = False
+            second.make_train_function(force=True)
+            found.append(second.train_on_batch(x, x))
+            for layer in models[1].layers[:3]:
+                layer.trainable = True
+            first.make_train_function(force=True)
+            found.append(first.train_on_batch(x, x))
+            return [*found, encoder.predict(x, verbose=0)]
+
+        found = train(mesh_strategy(2, 1))
+        for ours, plain in zip(found, train(), strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
     def test_the_copies_on_the_host_are_let_go(self):
         strategy = mesh_strategy(2, 1)

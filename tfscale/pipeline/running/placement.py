@@ -1,5 +1,6 @@
 """Puts variables, and operations on them, on the devices of their stages."""
 
+import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
@@ -17,13 +18,14 @@ def move_variables(
     They were created on the host, before it was known where the model is cut,
     or lie on the devices of the plan `before`; those that are not in that plan
     may have been created outside of the scope. One is moved after the other and
-    its first copy freed. Returns whether any was.
+    its first copy freed. Models that share some are traced anew: they would go
+    on with the copies. Returns whether any was moved.
     """
     strategy.extended.pipelined.update((id(v), v) for v in plan.variables)
     if plan.schedule.num_devices == 1 and before is None:
         return False
     ranks_before = {} if before is None else _ranks(before)
-    ranks = _ranks(plan)
+    ranks, moved = _ranks(plan), set()
     for variable in plan.variables:
         rank = ranks[id(variable)]
         if ranks_before.get(id(variable)) == rank:
@@ -32,7 +34,20 @@ def move_variables(
         creator = strategy.extended.variable_creator
         with strategy.scope(), creator.placed_on(rank, like=value):
             attributes.make_value_anew(variable, value.read_value)
+        moved.add(id(variable))
+    for model in list(strategy.extended.traced_models):
+        if not moved.isdisjoint(map(id, model.variables)):
+            _trace_anew(model)
     return ranks != ranks_before
+
+
+def _trace_anew(model: keras.Model) -> None:
+    if model.train_function is not None:
+        model.make_train_function(force=True)
+    if model.test_function is not None:
+        model.make_test_function(force=True)
+    if model.predict_function is not None:
+        model.make_predict_function(force=True)
 
 
 def _ranks(plan):
