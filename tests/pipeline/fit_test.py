@@ -89,6 +89,30 @@ class SameNumbersTest(parameterized.TestCase):
                 attributes = phase.function.function_def.attr
                 self.assertTrue(attributes["_XlaMustCompile"].b)
 
+    def test_stages_of_recurrent_layers_are_not_compiled(self):
+        # What a loop saves for its backward leaves no function of XLA: "Support
+        # for TensorList crossing the XLA/TF boundary is not implemented".
+        def recurrent():
+            layers = [
+                keras.layers.Reshape((3, 2)),
+                keras.layers.SimpleRNN(4, name="a"),
+                keras.layers.Dense(3, name="b"),
+            ]
+            return keras.Sequential([keras.Input((6,)), *layers])
+
+        rows = dataclasses.replace(job(), build=recurrent)
+        xla = dataclasses.replace(
+            rows, compile=lambda: dict(metrics=["accuracy"], jit_compile=True)
+        )
+        one = same_numbers.on_one_device(rows)
+        many = same_numbers.on_mesh(xla, 2, 2, balance=["b"])
+        same_numbers.assert_same(self, one, many)
+        of_loop, other = next(iter(many.model.programs)).stages
+        for stage, is_compiled in ((of_loop, False), (other, True)):
+            for phase in stage.phases.values():
+                attributes = phase.function.function_def.attr
+                self.assertEqual(attributes["_XlaMustCompile"].b, is_compiled)
+
     def test_stages_on_cpus_are_not_compiled_beside_an_accelerator(self):
         # Which devices this machine has was asked, not which the mesh has.
         gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")

@@ -90,7 +90,8 @@ def split(
         wrapped: The function.
         arguments: The placeholders in its graph, by key.
         specs: In the order in which the phases will run.
-        jit_compile: Whether XLA compiles the phases, in place of Grappler.
+        jit_compile: Whether XLA compiles the phases, in place of Grappler. Not
+            those of a loop, whose steps are saved in lists: XLA returns none.
         devices: See `Subgraph.run`.
         key_of_saved: Returns the key of a tensor that a phase saves for a later
             one, given a key that no other tensor has, and the tensor.
@@ -120,6 +121,8 @@ def split(
                 saved = key_of_saved(saved, tensor)
                 key = key_of.setdefault(tensor.ref(), saved)
                 makes[phase_of[tensor.op]].setdefault(key, tensor)
+    if any(x.dtype == tf.variant for needed in needs for x in needed):
+        jit_compile = False
     phases, original = [], wrapped.graph.as_graph_def()
     for spec, body, needed, made in zip(specs, bodies, needs, makes):
         side_effects = [op for op in spec.side_effects if op in body]
