@@ -1,5 +1,6 @@
 """Whole models of many kinds have the numbers of one device on model ranks."""
 
+import contextlib
 import functools
 
 import keras
@@ -124,6 +125,34 @@ def merged():
     x = inputs = keras.Input((12,))
     x = Merged(name="merged")(LAYERS.Reshape((4, 3), name="heads")(x))
     return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
+
+
+@keras.saving.register_keras_serializable("models_test")
+class Centred(LAYERS.Layer):
+    """Subtracts a mean, in inference only."""
+
+    def __init__(self, axis, **kwargs):
+        super().__init__(**kwargs)
+        self.axis = axis
+
+    def call(self, x, training=None):
+        if training:
+            return x
+        return x - keras.ops.mean(x, axis=self.axis, keepdims=True)
+
+
+def centred(axis):
+    """Sharded along the axis as far as a trace of training shows."""
+    x = inputs = keras.Input((4, 12))
+    for _ in range(2):
+        y = LAYERS.LayerNormalization()(x)
+        y = LAYERS.Dense(24, activation="relu")(y)
+        if axis == -1:
+            y = Centred(axis)(y)
+        x = LAYERS.Add()([x, LAYERS.Dense(12)(y)])
+        if axis == 1:
+            x = Centred(axis)(x)
+    return keras.Model(inputs, x)
 
 
 @keras.saving.register_keras_serializable("models_test")
@@ -494,6 +523,35 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*both(train), strict=True):
             self.assertGreater(np.abs(expected).max(), 1e-3)
             same_numbers.assert_close(found, 2 * expected)
+
+    @parameterized.parameters(-1, 1)
+    @pytest.mark.crossing(every=2)
+    @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    def test_a_layer_that_mixes_in_inference_only(self, axis):
+        # The model was traced in training alone: in inference each rank took
+        # the mean of its shard.
+        x = RANDOM.randn(8, 4, 12).astype("float32")
+        results = []
+        for on_mesh in (False, True):
+            same_numbers.reset()
+            scope = contextlib.nullcontext()
+            if on_mesh:
+                layouts = {
+                    "dense(_2)?/kernel": (None, "model"),
+                    "dense_[13]/kernel": ("model", None),
+                }
+                scope = tfscale.MeshStrategy(
+                    tfscale.device_mesh(model=2),
+                    layouts,
+                    sequence_parallel=axis == 1,
+                ).scope()
+            with scope:
+                model = centred(axis)
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
+            results.append([*model.get_weights(), model.predict(x, verbose=0)])
+        for expected, found in zip(*results, strict=True):
+            same_numbers.assert_close(found, expected)
 
     def test_layers_in_several_models(self):
         # What one model leaves sharded once left another one in parts.

@@ -177,7 +177,8 @@ def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
 
 
 def _analyse(model, num_ranks, rules, is_inner):
-    whole, reasons = model_trace.trace_model(model), {}
+    modes, reasons = model_trace.modes_of(model), {}
+    whole = model_trace.trace_model(model, modes=modes)
     inputs = whole.inputs if is_inner else []
     while True:
         trace = whole.as_trace(reasons)
@@ -194,14 +195,16 @@ def _analyse(model, num_ranks, rules, is_inner):
             call.rule.keep_sharded(key in found.sharded, why)
         if not problems:
             # Check that ranks run the same operations.
-            local = model_trace.trace_model(model, num_ranks).as_trace(reasons)
+            local = model_trace.trace_model(model, num_ranks, modes=modes)
             problems = retrace.differing_sources(
-                trace, local, found, num_ranks=num_ranks
+                trace, local.as_trace(reasons), found, num_ranks=num_ranks
             )
         if not problems:
             calls = [
                 (call.rule, key in found.sink_sharded)
-                for key, call in enumerate(whole.calls)
+                for key, call in enumerate(
+                    whole.calls[: whole.nums_of_calls[0]]
+                )
             ]
             asked = {
                 rule: reason

@@ -5,6 +5,7 @@ where a tensor enters or leaves a layer; in that of a rank, its conversion.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -100,15 +101,17 @@ class TracedModel:
     """A traced model.
 
     `inputs` are those that could have a gradient. `outputs` are flat, with the
-    losses that layers have added, which are whole too; they are empty if Python
-    failed on a rank's shapes. `differentiable` are placeholders of trainable
-    variables, `generators` of the states of generators, by id.
+    losses that layers have added, which are whole too; they end where Python
+    failed on a rank's shapes. `nums_of_calls` says how many `calls` there are
+    after each mode, `differentiable` are placeholders of trainable variables,
+    `generators` of the states of generators, by id.
     """
 
     graph: tf.Graph
     recorder: Recorder
     inputs: list
     outputs: list
+    nums_of_calls: list
     differentiable: list
     generators: dict
 
@@ -132,26 +135,42 @@ class TracedModel:
         return layer_calls.Trace(self.graph, calls, self.outputs)
 
 
+# Packages whose layers do in inference no more than in training.
+_KNOWN = ("keras", "keras_hub", "tfscale")
+
+
+def modes_of(model: keras.Model) -> tuple[bool, ...]:
+    """Values of `training` for which a model may compute something else."""
+    kinds = {layer.__class__ for layer in attributes.flatten_layers(model)}
+    may_differ = any(
+        kind.__module__.partition(".")[0] not in _KNOWN
+        and "training" in inspect.signature(kind.call).parameters
+        for kind in kinds
+    )
+    return (True, False) if may_differ else (True,)
+
+
 def trace_model(
-    model, num_shards=1, inputs=None, has_edges=False
+    model, num_shards=1, inputs=None, has_edges=False, modes=(True,)
 ) -> TracedModel:
     """Traces a model with the shapes that a rank has, or whole ones.
 
     `num_shards` and `has_edges` are those of `Recorder`. `inputs` are
-    `tf.TensorSpec`s; None for the model's own.
+    `tf.TensorSpec`s; None for the model's own. The model is called once for
+    each value of `training` in `modes`.
     """
     made, records = {}, Recorder(num_shards, has_edges)
 
     def run():
         # In a separate graph, also within a replica.
         with rank_state.within(replica=None, recorder=records):
-            made.update(_call(model, num_shards, inputs))
+            made.update(_call(model, records, inputs, modes))
 
     graph = tf.compat.v1.wrap_function(run, []).graph
     return TracedModel(graph, records, **made)
 
 
-def _call(model, num_shards, inputs):
+def _call(model, records, inputs, modes):
     variables = model.variables
     values = [
         tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")
@@ -161,22 +180,26 @@ def _call(model, num_shards, inputs):
         lambda x: tf.compat.v1.placeholder(x.dtype, x.shape),
         attributes.inputs_structure(model) if inputs is None else inputs,
     )
-    outputs = []
-    with keras.StatelessScope(
-        state_mapping=list(zip(variables, values)), collect_losses=True
-    ) as scope:
-        try:
-            outputs = keras.tree.flatten(model(inputs, training=True))
+    outputs, nums_of_calls = [], []
+    try:
+        for training in modes:
+            with keras.StatelessScope(
+                state_mapping=list(zip(variables, values)), collect_losses=True
+            ) as scope:
+                outputs += keras.tree.flatten(model(inputs, training=training))
             outputs += scope.losses
-        except Exception:
-            # Python may fail on a rank's shapes, but not on whole ones.
-            if num_shards == 1:
-                raise
+            nums_of_calls.append(len(records.calls))
+    except Exception:
+        # Python may fail on a rank's shapes, but not on whole ones. Inference
+        # fails when it is asked for.
+        if records.num_shards == 1 and training is modes[0]:
+            raise
     trainable = {id(v) for v in model.trainable_variables}
     seeds = {id(g.state) for g in rank_seeds.generators(model)}
     return {
         "inputs": list(filter(graph_facts.is_real, keras.tree.flatten(inputs))),
         "outputs": outputs,
+        "nums_of_calls": nums_of_calls,
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable
         ],

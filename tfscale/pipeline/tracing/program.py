@@ -108,7 +108,7 @@ class Programs:
         if call is not None:
             structure = attributes.inputs_structure(functional)
             x = keras.tree.pack_sequence_as(structure, inputs)
-            sequence_plan = call.plan_for(x)
+            sequence_plan = call.plan_for(x, training)
         traced, differentiable = [], plan.graph.differentiable()
         # The functions belong to the model, not to the graph of this step.
         with tf.init_scope():

@@ -24,7 +24,9 @@ from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
-def find_plan(model, inputs, num_ranks: int, is_inner: bool) -> tuple:
+def find_plan(
+    model, inputs, num_ranks: int, is_inner: bool, training: bool
+) -> tuple:
     """A plan for inputs of some shapes, or None and the reason.
 
     The model has been analysed by `analysis.analyse` and has boundaries; see
@@ -36,7 +38,8 @@ def find_plan(model, inputs, num_ranks: int, is_inner: bool) -> tuple:
 
     def find():
         try:
-            return _Search(model, specs, num_ranks, is_inner).run(), None
+            search = _Search(model, specs, num_ranks, is_inner, training)
+            return search.run(), None
         except Infeasible as error:
             return None, str(error)
 
@@ -45,11 +48,12 @@ def find_plan(model, inputs, num_ranks: int, is_inner: bool) -> tuple:
 
 
 class _Search:
-    def __init__(self, model, specs, num_ranks, is_inner):
+    def __init__(self, model, specs, num_ranks, is_inner, training):
         self._model = model
         self._specs = specs
         self._num_ranks = num_ranks
         self._is_inner = is_inner
+        self._training = training
         self._whole = self._trace(None)
         self._sums = self._find_sums()
         self._choices = {
@@ -85,6 +89,7 @@ class _Search:
                 1 if plan is None else self._num_ranks,
                 self._specs,
                 has_edges=True,
+                modes=(self._training,),
             )
 
     def _find_sums(self):

@@ -18,6 +18,7 @@ from tfscale.adapters.model import MeshModel
 from tfscale.adapters.model import adapt_model
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
@@ -111,7 +112,8 @@ def call_of(model) -> "ModelCall | None":
 class ModelCall:
     """Runs a model by the plan for its inputs.
 
-    `found` has a plan, or None and the reason, by shapes of inputs.
+    `found` has a plan, or None and the reason, by shapes of inputs, and by
+    whether the call is of training where that makes a difference.
     """
 
     def __init__(self, model, num_ranks):
@@ -127,19 +129,25 @@ class ModelCall:
             and sequence.current() is None
             and collectives.num_ranks() > 1
         ):
-            plan = self.plan_for(inputs)
+            training = kwargs.get("training", args[0] if args else None)
+            plan = self.plan_for(inputs, bool(training))
         if plan is None:
             return call(inputs, *args, **kwargs)
         # The plan of this model counts, also within another model.
         with rank_state.within(sequence_plan=plan, model=self._model):
             return call(inputs, *args, **kwargs)
 
-    def plan_for(self, inputs) -> sequence.SequencePlan | None:
+    def plan_for(
+        self, inputs, training: bool = True
+    ) -> sequence.SequencePlan | None:
         """The plan for inputs, or `tf.TensorSpec`s; None, after a warning."""
         # LoRA changes the variables, and thawed layers need gradients.
         decision = analysis.ensure_analysed(self._model, self._num_ranks)
+        if training not in model_trace.modes_of(self._model):
+            training = True
         key = (
             decision,
+            training,
             *(
                 (tuple(x.shape[1:]), str(x.dtype))
                 for x in keras.tree.flatten(inputs)
@@ -147,7 +155,11 @@ class ModelCall:
         )
         if key not in self.found:
             plan, reason = sequence_analysis.find_plan(
-                self._model, inputs, self._num_ranks, decision.is_inner
+                self._model,
+                inputs,
+                self._num_ranks,
+                decision.is_inner,
+                training,
             )
             self.found[key] = plan, reason
             if reason:
