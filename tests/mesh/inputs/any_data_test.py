@@ -67,6 +67,33 @@ class AnyDataTest(parameterized.TestCase):
             shape=(None,),
         )
 
+    @parameterized.product(data=(1, 2), is_dataset=(False, True))
+    @pytest.mark.crossing(every=4)
+    def test_weights_may_be_none(self, data, is_dataset):
+        # "'_OptionalImpl' object has no attribute 'shape'" and the like.
+        def batches():
+            for first in [*range(0, 11, 4)] * 2:
+                rows = slice(first, first + 4)
+                yield X[rows], Y[rows], None
+
+        def dataset():
+            rows = ROWS((X, Y)).batch(4).repeat()
+            return rows.map(lambda x, y: (x, y, None))
+
+        logs = [
+            model.fit(
+                dataset() if is_dataset else batches(),
+                steps_per_epoch=2,
+                epochs=2,
+                verbose=0,
+            ).history["loss"]
+            for model in (build(), build(data=data))
+        ]
+        np.testing.assert_allclose(*logs, rtol=1e-5)
+        weights = ((x, None, y) for x, y, _ in batches())
+        with self.assertRaisesRegex(ValueError, "None before or among"):
+            build(data=data).fit(weights, verbose=0)
+
     def test_predictions_of_fewer_rows_than_replicas(self):
         # Keras takes what is added for a bias if it has no rows.
         def residual():

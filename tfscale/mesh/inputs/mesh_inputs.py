@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfscale._internals import datasets
 from tfscale._internals import symbols
+from tfscale._internals.stack import calls
 from tfscale.adapters import py_dataset
 from tfscale.collectives.workers import Workers
 from tfscale.graphs import dataset_graph
@@ -69,6 +70,9 @@ class MeshInputs:
         )
         if is_read_ahead:
             source = dataset.read_ahead if has_position(dataset) else dataset
+        if any(call.purpose == "create" for call in calls()):
+            source = _without_none(source)
+        if is_read_ahead:
             source = _copied_from_python(source)
         distributed = MeshDataset(
             self._input_workers(options),
@@ -134,6 +138,31 @@ class MeshInputs:
             self._devices if fetches else [self._host] * len(self._devices)
         )
         return symbols.InputWorkers([(self._host, tuple(devices))])
+
+
+def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset for Keras without targets or weights that are None.
+
+    Of a generator Keras makes such a None an empty `Optional`.
+    """
+    spec = dataset.element_spec
+    count = len(spec) if isinstance(spec, tuple) else 0
+    while count > 1 and _is_none(spec[count - 1]):
+        count -= 1
+    if any(map(_is_none, tf.nest.flatten(spec[:count] if count else spec))):
+        raise ValueError(
+            "Replicas divide the rows of tensors. Received: a batch with None "
+            "before or among tensors. Leave it out of the data, or pass a "
+            "tensor in its place."
+        )
+    if not count or count == len(spec):
+        return dataset
+    return dataset.map(lambda *batch: batch[:count])
+
+
+def _is_none(spec):
+    is_optional = isinstance(spec, tf.OptionalSpec)
+    return is_optional or spec == tf.type_spec_from_value(None)
 
 
 def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
