@@ -133,6 +133,15 @@ class PaddingTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, error):
             data.pipeline(self._lines(), batch_size=4, **kwargs)
 
+    @parameterized.parameters(-100, 256)
+    def test_a_value_that_the_dtype_does_not_hold_is_no_other_one(self, value):
+        # Labels of 8 bits were padded with 156 for -100.
+        rows = tf.data.Dataset.range(1, 4).map(
+            lambda size: tf.ones([size], tf.uint8)
+        )
+        with self.assertRaisesRegex(ValueError, f"{value} for uint8"):
+            data.pipeline(data.dataset(rows), batch_size=3, padding=value)
+
     def test_without_it_the_error_names_it(self):
         pipeline = data.pipeline(self._lines(), batch_size=4, shuffle=False)
         with self.assertRaisesRegex(tf.errors.OpError, "use `padding`"):

@@ -186,9 +186,12 @@ def _padding_value(value, spec):
     if spec.shape.rank is not None and spec.shape.is_fully_defined():
         return tf.zeros([], spec.dtype)  # never used
     try:
-        return tf.constant(
+        found = tf.constant(
             bool(value) if spec.dtype == tf.bool else value, spec.dtype
         )
+        if spec.dtype.is_integer and tf.get_static_value(found) != value:
+            raise ValueError(f"It would be {tf.get_static_value(found)}.")
+        return found
     except (TypeError, ValueError) as error:
         raise ValueError(
             "`padding` must be a value of the dtype of what is padded. "
