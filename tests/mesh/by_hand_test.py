@@ -148,3 +148,43 @@ class ReplicasTest(parameterized.TestCase):
         for _ in range(3):
             strategy.run(lambda: optimizer.apply([gradient], [variable]))
         np.testing.assert_array_equal(variable, [-1.0, -2.0])
+
+    @parameterized.parameters(
+        ({"data": 2}, 0), ({"data": 2}, 1), ({"model": 2}, 0)
+    )
+    def test_an_optimizer_may_be_built_by_its_first_step(self, axes, stage):
+        # Slots of ScheduleFreeAdamW begin with the weights: on the second
+        # replica they were zero, and so went its weights.
+        gradient = tf.reshape(tf.range(8.0), (2, 4))
+
+        def train(is_built):
+            layouts = {".*up/kernel": (None, "model")}
+            strategy = tfscale.MeshStrategy(
+                tfscale.device_mesh(**axes),
+                layouts if "model" in axes else None,
+                zero_stage=stage,
+            )
+            with strategy.scope():
+                layer = keras.layers.Dense(
+                    4, use_bias=False, kernel_initializer="ones", name="up"
+                )
+                layer.build((None, 2))
+                optimizer = keras.optimizers.ScheduleFreeAdamW(0.1)
+                if is_built:
+                    optimizer.build([layer.kernel])
+
+            def step():
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(gradient * layer.kernel)
+                kernels = [layer.kernel]
+                optimizer.apply(tape.gradient(loss, kernels), kernels)
+
+            for _ in range(2):
+                strategy.run(step)
+            return layer.kernel.value, optimizer.variables
+
+        (kernel, slots), (expected, expected_slots) = train(False), train(True)
+        for one, other in zip(kernel.values, expected.values):
+            np.testing.assert_array_equal(one, other)
+        for one, other in zip(slots, expected_slots, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -76,8 +76,7 @@ class MeshUpdate:
         if step_context.current().update is not None:
             return apply(grads, given_variables)
         if not optimizer.built:
-            with tf.init_scope():
-                optimizer.build(variables)
+            self._build(optimizer, variables)
         grads = self._whole_gradients(optimizer, grads, variables, are_sums)
         # In the branch of finite gradients replicas exchange nothing.
         in_branch = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -93,6 +92,20 @@ class MeshUpdate:
         if in_branch:
             self.states.all_gather(variables)
         return result
+
+    def _build(self, optimizer, variables):
+        def build(strategy=None):
+            del strategy
+            with tf.init_scope():
+                optimizer.build(variables)
+
+        extended = self.extended
+        if extended.has_several_replicas or extended.num_model_ranks > 1:
+            # Where all meet: a slot that begins with its weight, as those of
+            # ScheduleFreeAdamW do, would be assigned on one replica only.
+            tf.distribute.get_replica_context().merge_call(build)
+        else:
+            build()
 
     def _whole_gradients(self, optimizer, grads, variables, are_sums):
         extended = self.extended
