@@ -216,6 +216,16 @@ class LoopByHandTest(parameterized.TestCase):
         self.assertEqual(int(optimizer.iterations), 0)
         self.assertEqual(float(metric.total), 0.0)
 
+    def test_a_count_is_assigned_whole(self):
+        # Each of two replicas had a half, cut off: the sum of 3 was 2.
+        with strategy(data=2).scope():
+            metric = keras.metrics.Metric()
+            count = metric.add_variable((), "zeros", dtype="int32")
+        count.assign(3)
+        self.assertEqual(int(count), 3)
+        count.assign_add(2)
+        self.assertEqual(int(count), 5)
+
     def test_variables_of_one_row_of_stages_are_made_on_the_host(self):
         mesh = tfscale.MeshStrategy(
             tfscale.device_mesh(

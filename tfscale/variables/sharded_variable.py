@@ -112,12 +112,6 @@ class ShardedVariable(MeshVariable):
             value = self._whole()
         return value if dtype is None else tf.cast(value, dtype)
 
-    def _is_in_replica(self):
-        return (
-            tf.distribute.get_strategy() is self.distribute_strategy
-            and not tf.distribute.in_cross_replica_context()
-        )
-
     def _gathered(self):
         sharding = self._sharding
         if self._is_divided_weight():

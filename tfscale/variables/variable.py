@@ -58,6 +58,12 @@ class _Common:
         """The shape of the value, of which components may have shards."""
         return self._primary.shape
 
+    def _is_in_replica(self):
+        return (
+            tf.distribute.get_strategy() is self.distribute_strategy
+            and not tf.distribute.in_cross_replica_context()
+        )
+
     def _checked(self, value):
         """A value as a tensor; before any component is changed."""
         value = tf.convert_to_tensor(value, self.dtype)
@@ -119,6 +125,33 @@ class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
     The model ranks of a replica have equal values; the first one's counts. All
     workers have to read it, at the same time.
     """
+
+    def assign(self, value, *args, read_value=True, **kwargs):
+        """See `tf.Variable.assign`; the first replica gets a whole sum.
+
+        TensorFlow gives an equal share to each, and cuts off its fraction if
+        it is an integer.
+        """
+        if (
+            self.aggregation != tf.VariableAggregation.SUM
+            or self._is_in_replica()
+            or symbols.get_update_replica_id() is not None
+        ):
+            return super().assign(value, *args, read_value=read_value, **kwargs)
+        extended = self.distribute_strategy.extended
+        count = extended.num_model_ranks
+        if extended.workers is not None and extended.workers.index:
+            count = 0
+        value = self._checked(value)
+        assigned = []
+        for index, component in enumerate(self._values):
+            share = value if index < count else tf.zeros_like(value)
+            with tf.device(component.device):
+                assigned.append(component.assign(share, read_value=False))
+        if not read_value:
+            return tf.group(assigned)
+        with tf.control_dependencies(assigned):
+            return self.read_value()
 
     def _get_cross_replica(self):
         strategy = self.distribute_strategy
