@@ -143,6 +143,10 @@ def by_hand(index):
         )
 
     total, place, mean, gathered = step(values)
+    # All workers had the numbers 0 and 1.
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant([float(context.replica_id_in_sync_group)])
+    )
     return [
         strategy.reduce("SUM", tf.constant(1.0), axis=None),
         strategy.num_replicas_in_sync,
@@ -150,12 +154,13 @@ def by_hand(index):
         place,
         mean,
         np.sort(gathered),
+        strategy.gather(numbers, axis=0),
     ]
 
 
 def by_hand_alone():
     """What it has to be."""
-    return [4.0, 4, 21.0, 1.5, 3.0, np.arange(7.0)]
+    return [4.0, 4, 21.0, 1.5, 3.0, np.arange(7.0), np.arange(4.0)]
 
 
 def saving(index):

@@ -1,11 +1,13 @@
 """A `tf.distribute` strategy over a mesh: replicas are its data axis."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
+from tfscale._internals import symbols
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
@@ -169,6 +171,25 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         ):
             axis = None
         return super().reduce(reduce_op, value, axis)
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[Any], Any]
+    ) -> tf.distribute.DistributedValues:
+        """See `tf.distribute.Strategy`; called for this worker's replicas.
+
+        TensorFlow's, made for one process, calls it for those of all workers.
+        """
+        count, found = self.extended.num_replicas, self.extended.workers
+        before = 0 if found is None else found.index * count
+        values = [
+            value_fn(
+                tf.distribute.experimental.ValueContext(
+                    before + index, self.num_replicas_in_sync
+                )
+            )
+            for index in range(count)
+        ]
+        return symbols.distribute_utils.regroup(tuple(values), always_wrap=True)
 
     @property
     def is_chief(self) -> bool:
