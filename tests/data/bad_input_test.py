@@ -104,6 +104,11 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(TypeError, advice):
             self._pipeline(parse=parse)
 
+    def test_an_augment_that_returns_nothing(self):
+        # It was an error of an attribute of tf.data.
+        with self.assertRaisesRegex(TypeError, "`augment` must return"):
+            self._pipeline(augment=lambda x, seed: None)
+
     def test_a_parse_that_returns_a_list(self):
         for batch in self._pipeline(parse=lambda x: [x, 2 * x]):
             self.assertAllEqual(2 * batch[0], batch[1])

@@ -107,7 +107,17 @@ def check_functions(
         )
     if augment is not None:
         seed = tf.zeros([2], tf.int64)
-        dataset = dataset.map(lambda *record: augment(*record, seed=seed))
+
+        def augmented(*record):
+            found = augment(*record, seed=seed)
+            if found is None:
+                raise TypeError(
+                    "`augment` must return the augmented record. Received: "
+                    "None. Is there a `return`?"
+                )
+            return found
+
+        dataset = dataset.map(augmented)
     for stage in _maps(dataset):
         if stage.stateful_random:
             raise ValueError(
