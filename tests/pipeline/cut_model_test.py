@@ -131,6 +131,23 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
         y = {"a": Y, "b": 2 * Y}
         self.check(lambda: residual(nested), "in_1", y)
 
+    def test_nested_models_may_have_layers_of_one_name(self):
+        # They were opened on both sides of the cut: "The name "h" is used 2
+        # times in the model".
+        x = inputs = keras.Input((4,))
+        for name in "abc":
+            dense = keras.layers.Dense(4, "tanh", name="h")
+            x = keras.Sequential([keras.Input((4,)), dense], name=name)(x)
+        model = keras.Model(inputs, keras.layers.Dense(2, name="end")(x))
+        for layer in model.layers[:-1]:
+            layer.trainable = False
+        prefix, suffix = tfscale.cut(model, "end")
+        data = np.ones((2, 4), "float32")
+        features = prefix.predict(data, verbose=0)
+        np.testing.assert_array_equal(
+            suffix.predict(features, verbose=0), model.predict(data, verbose=0)
+        )
+
     @pytest.mark.crossing
     def test_on_replicas(self):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))

@@ -70,6 +70,9 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
     if isinstance(model, WrappedModel):
         model = model.model
     graph = flatten_model(model)
+    if layer in {call.name for call in graph.calls}:
+        # Others stay whole: Keras refuses two layers of one name in a model.
+        graph = flatten_model(model, layer)
     names = [call.name for call in graph.calls]
     if len(names) < 2:
         raise ValueError(

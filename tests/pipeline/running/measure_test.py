@@ -164,6 +164,18 @@ class MeasureStepTest(tf.test.TestCase, parameterized.TestCase):
         busy = sum(span.end - span.start for span in zero)
         self.assertGreater(overlap, 0.2 * busy)
 
+    def test_lists_are_several_inputs_and_outputs(self):
+        # They became one tensor: "input has incompatible shape (2, 8, 6)".
+        with _strategy(1, 2).scope():
+            inputs = [keras.Input((6,)), keras.Input((6,))]
+            x = keras.layers.Dense(6)(inputs[0] + inputs[1])
+            model = keras.Model(inputs, [x, keras.layers.Dense(6)(x)])
+            model = tfscale.PipelineModel(model, 2)
+            model.compile("sgd", ["mse", "mse"])
+        x = np.ones((8, 6), "f")
+        spans = model.timelines([x, x], [x, x])
+        self.assertLen(spans["measured"], 8)
+
     def test_a_custom_loss_gets_the_inputs_too(self):
         class WithLoss(tfscale.PipelineModel):
             def compute_loss(self, x, y, y_pred, *args, **kwargs):

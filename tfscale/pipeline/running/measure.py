@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale.distribute import MeshStrategy
@@ -93,7 +94,8 @@ def measure_step(
         return strategy.run(replica_step, args=(data,))
 
     (batch,) = strategy.experimental_distribute_dataset(
-        tf.data.Dataset.from_tensors(data)
+        # It makes one tensor of a list.
+        tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(data))
     )
     steps = []
     for _ in range(_UNMEASURED + _MEASURED):

@@ -133,8 +133,10 @@ class Graph:
         return packed
 
 
-def flatten_model(model: keras.Model) -> Graph:
+def flatten_model(model: keras.Model, layer: str | None = None) -> Graph:
     """Opens up a functional or Sequential model.
+
+    Nested models are opened too; given the name of a layer, those that have it.
 
     Raises:
         TypeError: If `model` is no Keras model.
@@ -144,7 +146,7 @@ def flatten_model(model: keras.Model) -> Graph:
     functional = functional_of(model)
     if functional is None:
         raise _not_functional(model)
-    flattener = _Flattener()
+    flattener = _Flattener(layer)
     inputs = [flattener.new_value(x) for x in functional.inputs]
     outputs = flattener.add(functional, inputs)
     return Graph(
@@ -191,7 +193,8 @@ def _branch_by_branch(calls: list[Call], outputs: list[Value]) -> list[Call]:
 
 
 class _Flattener:
-    def __init__(self):
+    def __init__(self, layer):
+        self._layer = layer
         self.calls = []
         self.specs = {}
 
@@ -235,8 +238,10 @@ class _Flattener:
         model is one call like any other.
         """
         inputs = keras.tree.flatten(args)
+        names = (x.name for x in attributes.flatten_layers(nested))
         return (
-            set(kwargs) <= {"training", "mask"}
+            (self._layer is None or self._layer in names)
+            and set(kwargs) <= {"training", "mask"}
             and len(args) == 1
             and isinstance(args[0], dict)
             == isinstance(attributes.inputs_structure(nested), dict)
