@@ -90,6 +90,34 @@ class ExactnessTest(tf.test.TestCase, parameterized.TestCase):
             validation_data=both.skip(24).batch(8),
         )
 
+    @parameterized.parameters(True, False)
+    def test_a_dataset_that_this_process_has_read_before(self, is_new):
+        # As in a loop of retries: records were trained on twice in an epoch.
+        def fit(data, interrupt_at=None):
+            def interrupt(batch, logs):
+                if batch == interrupt_at:
+                    raise InterruptedError
+
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            interruption = keras.callbacks.LambdaCallback(
+                on_train_batch_end=interrupt
+            )
+            backup = BackupAndRestore(folder, save_freq=1)
+            model.fit(data, verbose=0, callbacks=[interruption, backup])
+
+        def shuffled():
+            return rows().shuffle(40, 3).batch(8)
+
+        folder = self.create_tempdir().full_path
+        data = shuffled()
+        with self.assertRaises(InterruptedError):
+            fit(data, interrupt_at=2)
+        with self.assertLogs(level="WARNING") as logs:
+            fit(shuffled() if is_new else data)
+        said = [line for line in logs.output if "that of a new process" in line]
+        self.assertLen(said, 0 if is_new else 1)
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -27,16 +27,7 @@ def warn_of_inexact(epochs, name: str, num_probes: int = 0) -> None:
 
 def warn_of_shared(training, validation) -> None:
     """Warns if iterators of one move seeds of the other's shuffles."""
-    shuffles = [
-        {
-            id(stage.dataset)
-            for stage in stages_of(source)
-            if stage.is_a("Shuffle") and _is_new_each_epoch(stage)
-        }
-        for source in map(fitting.source_of, (training, validation))
-        if isinstance(source, tf.data.Dataset)
-    ]
-    if len(shuffles) == 2 and shuffles[0] & shuffles[1]:
+    if _shuffles_of(training) & _shuffles_of(validation):
         logging.warning(
             "After an interruption training and validation data will not be "
             "what they would have been: they share a `shuffle` that draws "
@@ -44,6 +35,32 @@ def warn_of_shared(training, validation) -> None:
             "`reshuffle_each_iteration=False`, without which a `take` and a "
             "`skip` have records in common too."
         )
+
+
+def warn_of_earlier_iterators(epochs, count: int, saved: int) -> None:
+    """Warns if a dataset was read another number of times in the process."""
+    if count != saved and _shuffles_of(epochs):
+        logging.warning(
+            "After an interruption the data must be that of a new process. "
+            "Received: a `tf.data.Dataset` with a `shuffle`, of which this "
+            "process has created %d iterators in earlier calls of `fit`, and "
+            "the interrupted one %d: it has another order now. Start the "
+            "program again, or create the dataset anew.",
+            count,
+            saved,
+        )
+
+
+def _shuffles_of(epochs):
+    """The ids of shuffles that draw another order for each iterator."""
+    source = fitting.source_of(epochs)
+    if not isinstance(source, tf.data.Dataset):
+        return set()
+    return {
+        id(stage.dataset)
+        for stage in stages_of(source)
+        if stage.is_a("Shuffle") and _is_new_each_epoch(stage)
+    }
 
 
 def _reasons(epochs, is_cut_short):

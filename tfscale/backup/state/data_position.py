@@ -8,6 +8,7 @@ shuffles with Python's `random`, whose state is later than that order.
 """
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale.adapters import py_dataset
 from tfscale.backup.exactness import shuffles_late
+from tfscale.backup.exactness import warn_of_earlier_iterators
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.order.position import PositionValue
 from tfscale.data.order.position import positions_of
@@ -27,6 +29,10 @@ _SPEED = (
     *("buffer_output_elements", "num_parallel_calls"),
     *("prefetch_input_elements",),
 )
+
+
+# Iterators of each dataset that calls of `fit` have created.
+_created: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
 
 class DataPosition:
@@ -43,6 +49,9 @@ class DataPosition:
         self._first_epoch = None
         py_dataset.keep_order(epochs)
         source = fitting.source_of(epochs)
+        # The adapter has arrays, which are new in each call.
+        self._source = epochs.data_adapter if source is None else source
+        self._num_before = _created.get(self._source, 0)
         self._shuffles_late = (
             isinstance(source, tf.data.Dataset)
             and self._pipeline is None
@@ -83,6 +92,7 @@ class DataPosition:
         if self._num_made:
             self._drawn_before.append(self._num_drawn)
         self._num_made += 1
+        _created[self._source] = self._num_before + self._num_made
         self._num_drawn = self._num_earlier = 0
         self._starts = self._values()
 
@@ -125,6 +135,7 @@ class DataPosition:
     def state(self) -> dict[str, Any]:
         """Integers for `resume`."""
         state = {
+            "before": self._num_before,
             "made": self._num_made,
             "drawn": self._num_earlier + self._num_drawn,
             "known": fitting.known_batches(self._epochs),
@@ -226,6 +237,8 @@ class DataPosition:
         iterator = None
         if self._is_direct:
             return None
+        before = state.get("before", 0)
+        warn_of_earlier_iterators(self._epochs, self._num_before, before)
         drawn = [0] * count
         if "drawn_before" in state:
             before = state["drawn_before"]
