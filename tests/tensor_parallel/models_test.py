@@ -553,6 +553,21 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*results, strict=True):
             same_numbers.assert_close(found, expected)
 
+    @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    def test_an_activation_is_replaced(self):
+        # Once a softmax was that of each rank's units: the output stayed
+        # sharded, as it could before.
+        def train(model):
+            for activation in ("relu", "softmax"):
+                activation = keras.activations.get(activation)
+                model.get_layer("up").activation = activation
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                model.fit(**VECTORS, shuffle=False, verbose=0)
+            return model.get_weights()
+
+        for expected, found in zip(*both(train), strict=True):
+            same_numbers.assert_close(found, expected)
+
     def test_layers_in_several_models(self):
         # What one model leaves sharded once left another one in parts.
         x, y = VECTORS["x"], VECTORS["y"]

@@ -91,12 +91,13 @@ class ShardedCall:
         """The rule of the layer, None if its weights are gathered.
 
         It changes, and has to be decided again, once the layer or one inside it
-        has been quantized or has LoRA.
+        has been quantized, or has LoRA or another activation.
         """
         kind = [
             (
                 getattr(layer, "quantization_mode", None),
                 getattr(layer, "lora_enabled", False),
+                getattr(layer, "activation", None),
             )
             for layer in attributes.flatten_layers(self._layer)
         ]
