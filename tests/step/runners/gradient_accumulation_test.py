@@ -691,6 +691,15 @@ class BadInputTest(parameterized.TestCase):
         ):
             model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation(4)])
 
+    def test_a_strategy_without_replicas_of_its_own(self):
+        # "destinations can not be empty", in the first step.
+        kind = tf.distribute.experimental.CentralStorageStrategy
+        with kind(["CPU:0"]).scope():
+            model = whole_batch.dense()
+            model.compile("sgd", "mse")
+        with self.assertRaisesRegex(TypeError, "CentralStorageStrategy"):
+            model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation(2)])
+
     def test_synchronized_layers_are_refused(self):
         model = keras.Sequential(
             [keras.layers.BatchNormalization(synchronized=True)]

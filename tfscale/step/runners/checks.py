@@ -115,7 +115,13 @@ def check(model: keras.Model) -> None:
 def _check_strategy(model, inner):
     strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
-    if hasattr(strategy, "mesh") or replicas == 1:
+    # With one replica too: their loop has no device for what it sums up.
+    others = (
+        tf.distribute.MultiWorkerMirroredStrategy,
+        tf.distribute.experimental.CentralStorageStrategy,
+    )
+    is_other = isinstance(strategy, others)
+    if hasattr(strategy, "mesh") or (replicas == 1 and not is_other):
         return
     if type(strategy) is not tf.distribute.MirroredStrategy:
         raise TypeError(
