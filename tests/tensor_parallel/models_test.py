@@ -172,6 +172,14 @@ def lost_by_heads():
     return keras.Model(inputs, x)
 
 
+def trailing():
+    """Dims that the equation does not name come last."""
+    x = inputs = keras.Input((12, 3, 2))
+    for name, units in (("split", 8), ("joined", 4)):
+        x = LAYERS.EinsumDense("ab...,bc->ac...", (units,), name=name)(x)
+    return keras.Model(inputs, x)
+
+
 def looked_up():
     x = inputs = keras.Input((6,), dtype="int32")
     x = LAYERS.Embedding(24, 8, name="table")(x)
@@ -304,6 +312,10 @@ JOBS = {
             "up/kernel": (None, "model", None),
             "down/kernel": ("model", None, None),
         },
+    ),
+    "trailing": (
+        of_shape(trailing, (12, 3, 2), (4, 3, 2)),
+        {"split/kernel": (None, "model"), "joined/kernel": ("model", None)},
     ),
     "rows": (
         same_numbers_test.tokens(looked_up),
@@ -611,6 +623,28 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             return model.get_weights()
 
         for expected, found in zip(*both(train, scaled), strict=True):
+            same_numbers.assert_close(found, expected)
+
+    def test_sparse_inputs(self):
+        # No custom gradient takes them.
+        x = np.maximum(VECTORS["x"], 0)
+        data = tf.data.Dataset.from_tensor_slices(
+            (tf.sparse.from_dense(x), VECTORS["y"])
+        ).batch(16)
+
+        def build():
+            x = inputs = keras.Input((12,), sparse=True)
+            x = LAYERS.Dense(24, activation="relu", name="up")(x)
+            return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
+
+        def train(model):
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(data, verbose=0)
+            return model.get_weights()
+
+        for expected, found in zip(
+            *both(train, build, num_replicas=1), strict=True
+        ):
             same_numbers.assert_close(found, expected)
 
     @pytest.mark.filterwarnings("ignore:Layers are sharded")

@@ -33,6 +33,9 @@ def make_rule(layer) -> rules.Rule | None:
     if dim is None:
         return None
     inputs, kernel, output = subscripts(layer)
+    spec = layer.input_spec
+    if "." in inputs[1:] and spec and spec.ndim != len(inputs):
+        return None  # Of trailing dims a rule counts one.
     letter = kernel[dim]
     if letter in output and letter not in inputs:
         return _Column(layer, output.index(letter) - len(output), letter)

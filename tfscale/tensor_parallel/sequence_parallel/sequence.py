@@ -116,9 +116,10 @@ def scatters(layer, x: tf.Tensor) -> bool:
 def copy_to_region(x: tf.Tensor) -> tf.Tensor:
     """A whole input that each rank uses separately (f).
 
-    Its gradient is summed over ranks, unless the gather does so.
+    Its gradient is summed over ranks, unless the gather does so. A sparse input
+    is data, and has none.
     """
-    if getattr(x, "tfscale_is_shared", False):
+    if getattr(x, "tfscale_is_shared", isinstance(x, tf.SparseTensor)):
         return x
     return collectives.copy_to_ranks(x)
 
