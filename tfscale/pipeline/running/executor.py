@@ -181,18 +181,27 @@ def _note_states(stage, rank, action, tensors):
     for phase in stage.values():
         for owner, key in phase.inputs:
             if owner == rank and isinstance(key, keys.State):
-                microbatch[key] = tensors.states[key]
+                before = keys.StateBefore(action.stage, key.number)
+                microbatch[before] = tensors.states[key]
 
 
 def _arguments(phase, rank, action, tensors):
     arguments = {}
     for owner, key in phase.inputs:
         if owner == rank:
-            tensor = tensors.get(action.microbatch, key)
+            used = _of_stage(key, action.stage)
+            tensor = tensors.get(action.microbatch, used)
             if _waits(key, action.kind):
                 tensor = tf.identity(tensor)
             arguments[rank, key] = tensor
     return arguments
+
+
+def _of_stage(key, stage):
+    """Stages may share a state, which the forward of each changes."""
+    if isinstance(key, keys.State):
+        return keys.StateBefore(stage, key.number)
+    return key
 
 
 def _keep(key, result, action, tensors):
@@ -251,16 +260,17 @@ def _have_side_effects(stages):
 
 def _users(stages, done):
     """What makes and reads each tensor, of the kinds and stages in `done`."""
-    of_all = keys.Param | keys.GradientSum
+    of_all = keys.Param | keys.GradientSum | keys.NewState
     makers = collections.defaultdict(set)
     readers = collections.defaultdict(set)
     for kind, stage in sorted(done):
         phase = stages[stage][kind]
         for rank, key in phase.outputs:
-            if not isinstance(key, keys.GradientSum):
+            if not isinstance(key, of_all):
                 makers[rank, key].add((kind, stage))
         for rank, key in phase.inputs:
-            if isinstance(key, keys.State):
+            key = _of_stage(key, stage)
+            if isinstance(key, keys.StateBefore):
                 makers[rank, key].add(("F", stage))
             if not (key == keys.REPLICA or isinstance(key, of_all)):
                 readers[rank, key].add((kind, stage))

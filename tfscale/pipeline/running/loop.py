@@ -269,8 +269,10 @@ def _make_array(executor, owner, action):
     if key not in tensors.arrays:
         phase = executor.stages[action.stage][action.kind]
         made = dict(zip(phase.outputs, phase.function.outputs))
-        is_state = isinstance(key, keys.State)
-        like = tensors.states[key] if is_state else made[owner]
+        if isinstance(key, keys.StateBefore):
+            like = tensors.states[keys.State(key.number)]
+        else:
+            like = made[owner]
         tensors.arrays[key] = Array.of(
             len(tensors.microbatches),
             like,

@@ -44,6 +44,14 @@ class State(_OfVariable):
     """The value of another variable, before a forward."""
 
 
+@dataclasses.dataclass(frozen=True)
+class StateBefore:
+    """A `State` before the forward of one of the stages that use it."""
+
+    stage: int
+    number: int
+
+
 class NewState(_OfVariable):
     """The value of such a variable after the layers of a forward."""
 
