@@ -209,6 +209,20 @@ def recurrent():
 
 
 @keras.saving.register_keras_serializable("models_test")
+class Running(LAYERS.Layer):
+    """Means of what has come so far, step by step: of a known length only."""
+
+    def call(self, x):
+        total, means = 0.0, []
+        for t in range(x.shape[1]):
+            total += x[:, t]
+            means.append(total / (t + 1))
+        return keras.ops.stack(means, axis=1)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__(name="own")
@@ -566,6 +580,33 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             same_numbers.assert_close(found, expected)
 
     @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    def test_a_layer_that_takes_known_lengths_only(self):
+        # Its error in a graph of any length was that of `fit`.
+        def build():
+            inputs = keras.Input((None, 4))
+            x = LAYERS.Dense(8, name="up")(inputs)
+            x = LAYERS.Dense(4, name="down")(Running()(x))
+            return keras.Model(inputs, x)
+
+        layouts = {"up/kernel": (None, "model"), "down/kernel": ("model", None)}
+        x = RANDOM.randn(4, 6, 4).astype("float32")
+
+        def fitted():
+            keras.utils.set_random_seed(0)
+            model = build()
+            model.compile("sgd", "mse")
+            model.fit(x, x, 4, epochs=2, verbose=0)
+            return model.predict(x, verbose=0)
+
+        expected = fitted()
+        mesh = tfscale.device_mesh(model=2)
+        with (
+            tfscale.MeshStrategy(mesh, layouts).scope(),
+            self.assertWarnsRegex(UserWarning, "(?s)whole act.*all sizes"),
+        ):
+            found = fitted()
+        same_numbers.assert_close(found, expected)
+
     def test_an_activation_is_replaced(self):
         # Once a softmax was that of each rank's units: the output stayed
         # sharded, as it could before.

@@ -178,7 +178,10 @@ def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
 
 def _analyse(model, num_ranks, rules, is_inner):
     modes, reasons = model_trace.modes_of(model), {}
-    whole = model_trace.trace_model(model, modes=modes)
+    try:
+        whole = model_trace.trace_model(model, modes=modes)
+    except Exception as error:  # whatever layers raise
+        return _all_whole(model, rules, is_inner, error)
     inputs = whole.inputs if is_inner else []
     while True:
         trace = whole.as_trace(reasons)
@@ -212,18 +215,41 @@ def _analyse(model, num_ranks, rules, is_inner):
                 if not rule.layer.sharded_call.is_found
             }
             rules = {*rules, *(rule for rule, _ in calls)}
-            layers = attributes.flatten_layers(model)
             decision = ShardingDecision(
                 {rule: rule.stays_sharded for rule in rules},
                 reasons,
                 whole.generators_named(found.sharded_generators),
-                [x for x in (*layers, *model.variables) if not x.trainable],
+                _frozen(model),
                 is_inner,
             )
             return decision, missing_partners(calls, asked)
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():
             reasons.setdefault(whole.calls[key].rule, reason)
+
+
+def _all_whole(model, rules, is_inner, error):
+    """The decision for a model that Keras calls with known sizes only."""
+    why = f"the model is not traced: {type(error).__name__}"
+    for rule in rules:
+        rule.keep_sharded(False, why)
+    return ShardingDecision(
+        dict.fromkeys(rules, False),
+        dict.fromkeys(rules, why),
+        frozenset(),
+        _frozen(model),
+        is_inner,
+    ), (
+        f"{model.name!r} has whole activations between its sharded layers: "
+        "what may stay sharded is found in a graph with the sizes of its "
+        f"inputs. Received: {type(error).__name__}: {error}. Give `keras.Input`"
+        " all sizes but the batch."
+    )
+
+
+def _frozen(model):
+    layers = attributes.flatten_layers(model)
+    return [x for x in (*layers, *model.variables) if not x.trainable]
 
 
 # The beginning of a reason if a layer with weights follows the last sharded

@@ -515,6 +515,23 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         for one, other in zip(expected, found, strict=True):
             same_numbers.assert_close(other, one)
 
+    def test_each_model_of_a_scope_has_a_plan(self):
+        # The second one ran without, and without a word.
+        layouts = {
+            ".*up_0/kernel": (None, "model"),
+            ".*up_0/bias": ("model",),
+            ".*down_0/kernel": ("model", None),
+        }
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(model=2), layouts, sequence_parallel=True
+        )
+        with strategy.scope():
+            models = [gpt(num_blocks=1, name=name) for name in ("a", "b")]
+        for model in models:
+            x = np.zeros((2, LENGTH), "int32")
+            model.predict(x, verbose=0)
+            self.assertNotEmpty(plan_of(model).scatters)
+
     def test_a_length_that_ranks_do_not_divide(self):
         model, strategy, x = prepared("llama")
         with strategy.scope():

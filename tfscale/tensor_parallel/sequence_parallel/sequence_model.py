@@ -36,7 +36,8 @@ def prepare_called(fn, run, sharded_calls) -> None:
 
     A model has to be known before any of its layers runs: `run` calls the
     function on ranks in a graph that is thrown away, which ends at the first
-    layer of an unknown model. `sharded_calls` is cleared if no model has them.
+    layer of an unknown model. `sharded_calls` is cleared if eager code calls no
+    model that has them.
     """
     is_eager = tf.executing_eagerly()
 
@@ -63,8 +64,11 @@ def prepare_called(fn, run, sharded_calls) -> None:
                     "run it in a `tf.function` (`run_eagerly=False`).",
                     stacklevel=2,
                 )
-        # The other layers belong to no model that is called here.
-        sharded_calls.clear()
+        # The other layers belong to no model that is called here. Eager code
+        # would be tried at each step.
+        if is_eager:
+            sharded_calls.clear()
+        return
 
 
 def apply_decision(num_ranks: int, rule) -> None:
