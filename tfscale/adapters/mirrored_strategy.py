@@ -1,5 +1,6 @@
 """Strategies: replicas that run microbatches, and threads that take turns."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,17 +56,15 @@ class MeshReplicaContext(in_place.Mixin):
             return super().all_reduce(reduce_op, value, options)
         tensors = [tf.convert_to_tensor(x) for x in tensors]
 
-        def merge(strategy, *tensors):
-            pairs = [(tensor, tensor) for tensor in tensors]
-            return strategy.extended.batch_reduce_to(reduce_op, pairs)
-
         def backward(gradients, _):
             context = tf.distribute.get_replica_context()
             return context.all_reduce(reduce_op, list(gradients))
 
         with symbols.record.stop_recording():
+            merge = functools.partial(extended.reduce_all, reduce_op)
             sums = self.merge_call(merge, tensors)
-        sums = with_gradient(backward, sums, tensors)
+        if symbols.record.could_possibly_record():
+            sums = with_gradient(backward, sums, tensors)
         return tf.nest.pack_sequence_as(value, sums)
 
 

@@ -310,6 +310,10 @@ class MeshExtended(symbols.MirroredExtended):
             return [tf.convert_to_tensor(x) for x in value.values]
         return [tf.convert_to_tensor(value)] * self.num_replicas
 
+    def reduce_all(self, reduce_op, _, *values):
+        """What each replica has of values of all: a function to merge them."""
+        return self.batch_reduce_to(reduce_op, [(x, x) for x in values])
+
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         # A tensor that threads share is one tensor for all replicas.
         values = [value for value, _ in value_destination_pairs]

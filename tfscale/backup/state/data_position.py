@@ -49,9 +49,9 @@ class DataPosition:
         self._first_epoch = None
         py_dataset.keep_order(epochs)
         source = fitting.source_of(epochs)
-        # The adapter has arrays, which are new in each call.
-        self._source = epochs.data_adapter if source is None else source
-        self._num_before = _created.get(self._source, 0)
+        is_dataset = isinstance(source, tf.data.Dataset)
+        self._source = source if is_dataset else None
+        self._num_before = _created.get(source, 0) if is_dataset else 0
         self._shuffles_late = (
             isinstance(source, tf.data.Dataset)
             and self._pipeline is None
@@ -92,7 +92,8 @@ class DataPosition:
         if self._num_made:
             self._drawn_before.append(self._num_drawn)
         self._num_made += 1
-        _created[self._source] = self._num_before + self._num_made
+        if self._source is not None:
+            _created[self._source] = self._num_before + self._num_made
         self._num_drawn = self._num_earlier = 0
         self._starts = self._values()
 
