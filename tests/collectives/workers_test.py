@@ -4,6 +4,7 @@ import functools
 import types
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -55,6 +56,7 @@ class DtypesTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         dtype=DTYPES, shape=[(), (3,), (2, 3)], is_known=[True, False]
     )
+    @pytest.mark.crossing(every=7)
     def test_numbers_keep_their_values(self, dtype, shape, is_known):
         numbers = np.random.RandomState(0).randint(0, 100, shape)
         value = tf.cast(numbers, dtype)

@@ -96,6 +96,7 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
         ("keep", 2, 1),
         *itertools.product(("drop", "pad"), (1, 2), (1, 2)),
     )
+    @pytest.mark.crossing(every=2)
     def test_steps_of_a_long_epoch_are_computed_in_chunks(
         self, remainder, workers, replicas
     ):

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -214,6 +215,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         pyarrow.list_(pyarrow.float32()),
         pyarrow.list_(pyarrow.bool_()),
     )
+    @pytest.mark.crossing(every=2)
     def test_lists_of_numbers(self, kind):
         # As many as are tried to be parsed by batches are of one length.
         lists = [[1, 0, 1]] * 3000 + [[], None, [0], [1, 1, 0, 1]]
