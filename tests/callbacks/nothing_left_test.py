@@ -11,6 +11,7 @@ import threading
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -67,8 +68,9 @@ class NothingLeftTest(tf.test.TestCase, parameterized.TestCase):
         return len(os.listdir("/proc/self/task"))
 
     @parameterized.parameters(
-        ("backup",), ("accumulation",), ("accumulation", "backup")
+        ("accumulation", "backup"), ("backup",), ("accumulation",)
     )
+    @pytest.mark.crossing(every=3)
     def test_no_more_than_without_it(self, *names):
         plain, _ = self.left()
         left, threads = self.left(*(getattr(self, name) for name in names))

@@ -242,6 +242,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         "0.bin", "sums.bin", "about.json", "records.tfrecord", "offsets.npy"
     )
+    @pytest.mark.crossing(every=2)
     def test_a_cache_that_is_not_whole_is_named(self, file):
         strings = file in ("records.tfrecord", "offsets.npy")
         make = self._strings if strings else self._file

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -50,6 +51,7 @@ class DamageTest(tf.test.TestCase, parameterized.TestCase):
             data.tfrecords(path)
 
     @parameterized.parameters([[3]], [[0]], [[9]], [[2, 3, 7]])
+    @pytest.mark.crossing(every=3)
     def test_damaged_records_are_skipped_and_counted(self, damaged):
         path = record_files.shard(self.folder)
         for number in damaged:
