@@ -96,6 +96,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         for a, b in zip(weights(model), weights(one), strict=True):
             same_numbers.assert_close(a, b, rtol=2e-5)
 
+    @pytest.mark.crossing
     def test_under_a_strategy_of_keras(self):
         """Its learning rate is a variable of two devices: a TypeError."""
         _, expected = on_one_device()

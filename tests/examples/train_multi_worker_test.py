@@ -2,6 +2,7 @@ import os
 import re
 
 import keras
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -11,6 +12,7 @@ from tests.source_files import REPOSITORY
 
 class TrainMultiWorkerTest(parameterized.TestCase):
     @parameterized.parameters((), ("--num_workers=1",))
+    @pytest.mark.crossing(every=2)
     def test_it_starts_workers_that_train_one_model(self, *flags):
         path = os.path.join(self.create_tempdir().full_path, "gpt.keras")
         process = forked_python.run(

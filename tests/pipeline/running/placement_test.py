@@ -269,6 +269,7 @@ class PlacementTest(parameterized.TestCase):
         np.testing.assert_array_equal(kernels[0].numpy(), before[0])
         self.assertFalse(np.array_equal(kernels[1].numpy(), before[1]))
 
+    @pytest.mark.crossing
     def test_models_that_share_weights_follow_them(self):
         # What had been traced went on with the copies from before, and trained
         # these: an encoder predicted as at the beginning.
