@@ -50,6 +50,12 @@ def probing_model() -> keras.Model | None:
     return next(models, None)
 
 
+def epochs_in_creation() -> EpochIterator | None:
+    """Those that Keras creates now, of which a strategy sees a dataset only."""
+    created = (call.epochs for call in calls() if call.purpose == "create")
+    return next(created, None)
+
+
 def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
     """The purpose and the datasets of Keras' running calls, innermost first.
 

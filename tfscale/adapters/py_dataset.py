@@ -13,23 +13,20 @@ import tensorflow as tf
 from tfscale._internals import in_place
 from tfscale._internals.fitting import probing_model
 from tfscale._internals.instances import view
-from tfscale._internals.stack import calls
 from tfscale._internals.symbols import NUM_BATCHES_KEPT
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PyDatasetAdapter
 
 
-def first_batches_from_python() -> tf.data.Dataset | None:
+def first_batches_from_python(epochs: EpochIterator) -> tf.data.Dataset | None:
     """Batches like those of a generator or a `PyDataset` in `fit`.
 
-    They are requested while an `EpochIterator` is created, by a strategy that
-    only sees a dataset. The workers of a `PyDataset` then start with the first
-    epoch only. Batches of a generator are those that Keras has kept, batches of
-    a `PyDataset` are read by index; None if the data is neither.
+    The workers of a `PyDataset` then start with the first epoch only. Batches
+    of a generator are those that Keras has kept, batches of a `PyDataset` are
+    read by index; None if the data is neither.
     """
-    created = [call.epochs for call in calls() if call.purpose == "create"]
-    adapter = created[0].data_adapter if created else None
+    adapter = epochs.data_adapter
     if isinstance(adapter, GeneratorDataAdapter):
         kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
         return GeneratorDataAdapter(kept).get_tf_dataset()

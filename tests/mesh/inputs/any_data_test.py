@@ -67,7 +67,7 @@ class AnyDataTest(parameterized.TestCase):
             shape=(None,),
         )
 
-    @parameterized.product(data=(1, 2), is_dataset=(False, True))
+    @parameterized.product(data=(2, 1), is_dataset=(False, True))
     @pytest.mark.crossing(every=4)
     def test_weights_may_be_none(self, data, is_dataset):
         # "'_OptionalImpl' object has no attribute 'shape'" and the like.

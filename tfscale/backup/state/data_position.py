@@ -53,9 +53,7 @@ class DataPosition:
         self._source = source if is_dataset else None
         self._num_before = _created.get(source, 0) if is_dataset else 0
         self._shuffles_late = (
-            isinstance(source, tf.data.Dataset)
-            and self._pipeline is None
-            and shuffles_late(source)
+            is_dataset and self._pipeline is None and shuffles_late(source)
         )
 
     # Looked up each time: `GradientNoiseScale` may change the batch size.

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfscale._internals import datasets
+from tfscale._internals import fitting
 from tfscale._internals import symbols
-from tfscale._internals.stack import calls
 from tfscale.adapters import py_dataset
 from tfscale.collectives.workers import Workers
 from tfscale.graphs import dataset_graph
@@ -52,13 +52,18 @@ class MeshInputs:
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
     ) -> MeshDataset:
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
-        distributed = self._of_dataset(dataset, options)
-        batches = py_dataset.first_batches_from_python()
+        epochs = fitting.epochs_in_creation()
+        if epochs is None:
+            return self._of_dataset(dataset, options)
+        distributed = self._of_dataset(dataset, options, _without_none)
+        batches = py_dataset.first_batches_from_python(epochs)
         if batches is not None:
-            distributed.probe_batches = self._of_dataset(batches, options)
+            distributed.probe_batches = self._of_dataset(
+                batches, options, _without_none
+            )
         return distributed
 
-    def _of_dataset(self, dataset, options):
+    def _of_dataset(self, dataset, options, prepare=lambda source: source):
         if self._workers is not None:
             common_order.check(dataset, self._workers.coordination)
         source, context = dataset, self._context()
@@ -70,8 +75,7 @@ class MeshInputs:
         )
         if is_read_ahead:
             source = dataset.read_ahead if has_position(dataset) else dataset
-        if any(call.purpose == "create" for call in calls()):
-            source = _without_none(source)
+        source = prepare(source)
         if is_read_ahead:
             source = _copied_from_python(source)
         distributed = MeshDataset(
