@@ -1,28 +1,21 @@
 """What of the costs of backups can be known without a clock."""
 
 import json
-import subprocess
-import sys
 
 from absl.testing import absltest
 
 from benchmarks.backup import worker
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 
 def measured(what, **config):
     """What a process of its own measures, as the benchmark has it."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            *("-m", "benchmarks.backup.worker"),
-            json.dumps({"what": what, **config}),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=True,
-        text=True,
+    arguments = json.dumps({"what": what, **config})
+    done = forked_python.run(
+        ["-m", "benchmarks.backup.worker", arguments], REPOSITORY
     )
+    done.check_returncode()
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -472,10 +472,15 @@ class OwnLoopTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class GraphTest(tf.test.TestCase, parameterized.TestCase):
-    def step_graph(self, job):
+    def step_graph(self, job, stage=3):
         """The graph of a step and all gathers: gate, whole, and the limit."""
-        model = train(job, 3).model
-        strategy = model.distribute_strategy
+        same_numbers.reset()
+        mesh = tfscale.device_mesh(data=2)
+        strategy = tfscale.MeshStrategy(mesh, zero_stage=stage)
+        with strategy.scope(), small_weights_divided():
+            model = job.build()
+            model.compile(job.optimizer(), job.loss())
+            model.optimizer.build(model.trainable_variables)
         x, y = (tf.constant(job.data[key][:8]) for key in "xy")
         step = tf.function(
             lambda x, y: strategy.run(model.train_step, args=((x, y),)),
@@ -502,14 +507,7 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
         """Each takes time, in the first step most of all."""
         deep = job(functools.partial(mlp, depth=6))
         graph, gathers, _ = self.step_graph(deep)
-        model = train(deep, 0).model
-        x, y = (tf.constant(deep.data[key][:8]) for key in "xy")
-        strategy = model.distribute_strategy
-        step = tf.function(
-            lambda x, y: strategy.run(model.train_step, args=((x, y),)),
-            autograph=False,
-        )
-        whole = step.get_concrete_function(x, y).graph
+        whole, _, _ = self.step_graph(deep, 0)
         more = len(graph.get_operations()) - len(whole.get_operations())
         # A gather: the gate, the concatenation, its dim.
         self.assertLessEqual(more, 3 * len(gathers))
@@ -539,8 +537,8 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
     @pytest.mark.crossing(every=2)
     def test_no_more_is_alive_in_whatever_order_operations_run(self, name):
         graph, gathers, states = self.step_graph(JOBS[name])
-        for seed in range(20):
-            most = most_alive(graph.get_operations(), gathers, seed)
+        operations = graph.get_operations()
+        for most in most_alive(operations, gathers, range(20)):
             self.assertLen(most, 2)
             for num_bytes in most.values():
                 self.assertLessEqual(num_bytes, states.max_gathered_bytes)
@@ -569,34 +567,40 @@ def uses_of(whole):
     return found
 
 
-def most_alive(operations, gathers, seed):
-    """Of some order: the most bytes of gathered weights, by device."""
-    chance, waiting, followers = np.random.default_rng(seed), {}, {}
+def most_alive(operations, gathers, seeds):
+    """Of each of some orders: the most bytes of gathered weights, by device."""
+    waits_for, followers = {}, {}
     for op in operations:
-        waiting[op] = {x.op for x in op.inputs} | set(op.control_inputs)
-        for other in waiting[op]:
+        waits_for[op] = {x.op for x in op.inputs} | set(op.control_inputs)
+        for other in waits_for[op]:
             followers.setdefault(other, []).append(op)
-    started = {
-        gate.op: (gate, whole, uses_of(whole)) for gate, whole in gathers
-    }
-    ready, alive, most = [op for op in operations if not waiting[op]], [], {}
-    for _ in operations:
-        op = ready.pop(int(chance.integers(len(ready))))
-        for _, _, left in alive:
-            left.discard(op)
-        alive = [gather for gather in alive if gather[2]]
-        if op in started:
-            gate, whole, uses = started[op]
-            size = whole.shape.num_elements() * whole.dtype.size
-            if uses:  # else it is pruned
-                alive.append((gate.device, size, set(uses)))
-            now = sum(size for on, size, _ in alive if on == gate.device)
-            most[gate.device] = max(most.get(gate.device, 0), now)
-        for other in followers.get(op, ()):
-            waiting[other].remove(op)
-            if not waiting[other]:
-                ready.append(other)
-    return most
+    started, used_by = {}, {}
+    for gate, whole in gathers:
+        size = whole.shape.num_elements() * whole.dtype.size
+        if uses := set(uses_of(whole)):  # else it is pruned
+            started[gate.op] = gate.device, size, len(uses)
+        for use in uses:
+            used_by.setdefault(use, []).append(gate.op)
+    for seed in seeds:
+        chance, most, now = np.random.default_rng(seed), {}, {}
+        num_waits = {op: len(waits_for[op]) for op in operations}
+        num_uses = {gate: uses for gate, (_, _, uses) in started.items()}
+        ready = [op for op in operations if not waits_for[op]]
+        for _ in operations:
+            op = ready.pop(int(chance.integers(len(ready))))
+            for gate in used_by.get(op, ()):
+                num_uses[gate] -= 1
+                if not num_uses[gate]:
+                    now[started[gate][0]] -= started[gate][1]
+            if op in started:
+                device, size, _ = started[op]
+                now[device] = now.get(device, 0) + size
+                most[device] = max(most.get(device, 0), now[device])
+            for other in followers.get(op, ()):
+                num_waits[other] -= 1
+                if not num_waits[other]:
+                    ready.append(other)
+        yield most
 
 
 class VariablesTest(tf.test.TestCase, parameterized.TestCase):

@@ -1,12 +1,11 @@
 """Backups are written beside the training, and completed."""
 
 import functools
-import subprocess
-import sys
 import threading
 
 from absl.testing import absltest
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 from tfscale.backup.files.writer import Writer
 
@@ -54,15 +53,8 @@ class WriterTest(absltest.TestCase):
             "from tfscale.backup.files.writer import Writer\n"
             "Writer().start(lambda: (time.sleep(0.3), print('done')))"
         )
-        said = subprocess.run(
-            [sys.executable, "-c", text],
-            cwd=REPOSITORY,
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=60,
-        )
-        self.assertEqual(said.stdout, "done\n")
+        said = forked_python.run(["-c", text], REPOSITORY, timeout=60)
+        self.assertEqual(said.stdout, "done\n", said.stderr)
 
 
 if __name__ == "__main__":
