@@ -86,7 +86,7 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
                 *("-m", "examples.train_gpt"),
                 f"--flagfile=configs/{config}.flags",
                 f"--text_files={folder.full_path}/*.txt",
-                *("--num_blocks=2", "--width=16", "--num_heads=2"),
+                *("--num_blocks=1", "--width=16", "--num_heads=2"),
                 *("--sequence_length=16", "--batch_size=8"),
                 *("--learning_rate=0.03", *small),
                 *("--num_epochs=2", "--steps_per_epoch=20"),

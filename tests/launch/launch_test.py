@@ -90,10 +90,7 @@ if index == 1:
 time.sleep(60)
 """)
         # The launcher took the program's flags for its own and refused them.
-        process = self.start(
-            *("--num_workers=3", program, "--its_own_flag=1"),
-            python=sys.executable,
-        )
+        process = self.start("--num_workers=3", program, "--its_own_flag=1")
         output, _ = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 3, output)
         self.assertRegex(
@@ -122,10 +119,11 @@ time.sleep(60)
         program = self.program("""
 import subprocess
 print("pid", subprocess.Popen(["sleep", "60"]).pid, flush=True)
+assert sys.argv[1:] == ["--its_own_flag=1"]
 time.sleep(60)
 """)
         process = self.start(
-            *("--num_workers=2", program),
+            *("--num_workers=2", program, "--its_own_flag=1"),
             python=sys.executable,  # forked programs have other groups
         )
         self.addCleanup(process.stdout.close)

@@ -618,7 +618,8 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 model.fit(**VECTORS, shuffle=False, verbose=0)
             return model.get_weights()
 
-        for expected, found in zip(*both(train), strict=True):
+        pair = both(train, num_replicas=1)
+        for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
     def test_layers_in_several_models(self):
@@ -663,7 +664,8 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 model.fit(**VECTORS, shuffle=False, verbose=0)
             return model.get_weights()
 
-        for expected, found in zip(*both(train, scaled), strict=True):
+        pair = both(train, scaled, num_replicas=1)
+        for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
     def test_sparse_inputs(self):
@@ -698,7 +700,8 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             model.fit(**VECTORS, shuffle=False, verbose=0)
             return model.get_weights()
 
-        for expected, found in zip(*both(train, Around), strict=True):
+        pair = both(train, Around, num_replicas=1)
+        for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
     @pytest.mark.crossing

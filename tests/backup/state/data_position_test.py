@@ -101,6 +101,7 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         ("zipped", numbered, {}),
         ("concatenated", lambda x: x.concatenate(x), {}),
     )
+    @pytest.mark.crossing(every=3)
     def test_records_of_a_pipeline_are_those_without_a_backup(
         self, of_pipeline, arguments
     ):
@@ -188,7 +189,8 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         found += self.batches(one, folder, steps_per_execution=2)
         self.assertEqual(found, self.batches(one))
 
-    @parameterized.parameters(lambda x: x, lambda x: x.repeat(2))
+    @parameterized.parameters(lambda x: x.repeat(2), lambda x: x)
+    @pytest.mark.crossing(every=2)
     def test_an_iterator_of_many_epochs_goes_on_in_batches_of_any_size(
         self, change
     ):

@@ -84,8 +84,8 @@ KINDS = {
 }
 
 
-def trained_on_mesh(kind, data=1, **kwargs):
-    """A model after a step, so that it and its slots are like no other."""
+def on_mesh(kind, data=1, **kwargs):
+    """A model that is like no plain one, without slots."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(2)
     mesh = tfscale.device_mesh(
@@ -98,6 +98,12 @@ def trained_on_mesh(kind, data=1, **kwargs):
     with tfscale.MeshStrategy(mesh, layout_map, **kwargs).scope():
         model = KINDS[kind][0]()
         model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def trained_on_mesh(*args, **kwargs):
+    """A model after a step, so that its slots are like no other as well."""
+    model = on_mesh(*args, **kwargs)
     model.fit(X, X, batch_size=8, verbose=0)
     return model
 
@@ -179,7 +185,7 @@ class LoadWeightsTest(tf.test.TestCase, parameterized.TestCase):
                 np.testing.assert_array_equal(np.array(variable), expected)
 
     def test_that_fit_are_loaded_where_others_are_skipped(self):
-        model = trained_on_mesh("functional")
+        model = on_mesh("functional")
         path, plain = self.saved("functional", ".weights.h5", "wider")
         last = [np.array(v) for v in model.get_layer("up_1").variables]
         with self.assertWarnsRegex(UserWarning, "could not be loaded"):
@@ -203,7 +209,7 @@ class OtherModelsTest(tf.test.TestCase):
     def test_keras_own_method_runs_once(self):
         # `keras.Model.load_weights` used to be replaced, for all models.
         method = keras.Model.load_weights
-        model = trained_on_mesh("functional")
+        model = on_mesh("functional")
         self.assertIs(keras.Model.load_weights, method)
         self.assertNotIn("tfscale", method.__module__)
         path = os.path.join(self.get_temp_dir(), "wider.weights.h5")
