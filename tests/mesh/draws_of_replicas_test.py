@@ -119,11 +119,12 @@ class DrawsOfReplicasTest(parameterized.TestCase):
         found = masks(**arguments)
         self.assertLen({mask for step in found for mask in step}, 2 * ROWS)
 
-    def test_the_first_replica_has_those_of_one_device(self):
-        for options in ({}, dict(accumulated=2), dict(microbatches=2)):
-            alone = masks(rows=ROWS // 2, **options)
-            found = masks(data=2, **options)
-            self.assertEqual([step[: ROWS // 2] for step in found], alone)
+    @parameterized.parameters(dict(accumulated=2), {}, dict(microbatches=2))
+    @pytest.mark.crossing(every=2)
+    def test_the_first_replica_has_those_of_one_device(self, **options):
+        alone = masks(rows=ROWS // 2, **options)
+        found = masks(data=2, **options)
+        self.assertEqual([step[: ROWS // 2] for step in found], alone)
 
     @parameterized.parameters(
         (dict(microbatches=2), dict(pipeline=2, model=2)),

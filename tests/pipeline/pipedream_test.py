@@ -31,12 +31,17 @@ def adam():
     return keras.optimizers.Adam(schedule, clipnorm=0.5)
 
 
-def build(normalization=()):
+def build(normalization=(), depth=5):
     keras.utils.set_random_seed(1)
     layers = [keras.Input((8,))]
-    for _ in range(5):
+    for _ in range(depth):
         layers.append(keras.layers.Dense(16, "tanh", kernel_regularizer="l2"))
     return keras.Sequential([*layers, *normalization, keras.layers.Dense(4)])
+
+
+def build_shallow():
+    """Where the number of layers does not matter."""
+    return build(depth=2)
 
 
 def build_with_norm():
@@ -169,9 +174,9 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(2, 3)
     @pytest.mark.crossing(every=2)
     def test_a_window_of_one_batch_is_one_device(self, num_stages):
-        model = wrap(adam, 1, pipeline=num_stages)
+        model = wrap(adam, 1, make=build_shallow, pipeline=num_stages)
         model.fit(dataset(), verbose=0)
-        plain = build()
+        plain = build_shallow()
         plain.compile(adam(), "mse", run_eagerly=True)
         plain.fit(dataset(), verbose=0)
         for found, expected in zip(
@@ -188,9 +193,12 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(
         # Gradients were divided by the factor, by which no loss was multiplied.
-        (lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0), build),
+        (
+            lambda: keras.optimizers.SGD(0.1, loss_scale_factor=8.0),
+            build_shallow,
+        ),
         # A variable that the loss does not depend on was a KeyError.
-        (momentum, lambda: build([Spare()])),
+        (momentum, lambda: build([Spare()], depth=2)),
     )
     @pytest.mark.crossing(every=2)
     def test_a_window_of_one_batch_has_the_weights_of_one_device(
@@ -216,7 +224,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
                 if batch == killed_after:
                     raise KeyboardInterrupt
 
-            model = wrap(momentum, window, pipeline=2)
+            model = wrap(momentum, window, make=build_shallow, pipeline=2)
             history = model.fit(
                 dataset(),
                 validation_data=validation,

@@ -266,7 +266,9 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class BackupTest(tf.test.TestCase, parameterized.TestCase):
-    def test_what_is_saved_is_loaded_on_the_host_and_elsewhere(self):
+    @parameterized.parameters("slots", None)
+    @pytest.mark.crossing(every=2)
+    def test_what_is_saved_is_loaded_on_the_host_and_elsewhere(self, offload):
         folder = self.create_tempdir().full_path
         source = train("averaged", 1, "slots").model
         saved = os.path.join(folder, "model.keras")
@@ -274,26 +276,25 @@ class BackupTest(tf.test.TestCase, parameterized.TestCase):
         checkpoint = tf.train.Checkpoint(
             model=source, optimizer=source.optimizer
         ).save(os.path.join(folder, "c"))
-        for offload in ("slots", None):
-            strategy = strategy_of(offload, zero_stage=1)
-            with strategy.scope():
-                loaded = keras.models.load_model(saved)
-            restored = built(strategy)
-            tf.train.Checkpoint(
-                model=restored, optimizer=restored.optimizer
-            ).restore(checkpoint).assert_existing_objects_matched()
-            for model in (loaded, restored):
-                for expected, found in zip(
-                    source.variables + source.optimizer.variables,
-                    model.variables + model.optimizer.variables,
-                    strict=True,
-                ):
-                    np.testing.assert_array_equal(found, expected)
-                self.assertEqual(
-                    devices_of(model.optimizer.variables) == {HOST},
-                    offload == "slots",
-                )
-                model.fit(X, Y, verbose=0)
+        strategy = strategy_of(offload, zero_stage=1)
+        with strategy.scope():
+            loaded = keras.models.load_model(saved)
+        restored = built(strategy)
+        tf.train.Checkpoint(
+            model=restored, optimizer=restored.optimizer
+        ).restore(checkpoint).assert_existing_objects_matched()
+        for model in (loaded, restored):
+            for expected, found in zip(
+                source.variables + source.optimizer.variables,
+                model.variables + model.optimizer.variables,
+                strict=True,
+            ):
+                np.testing.assert_array_equal(found, expected)
+            self.assertEqual(
+                devices_of(model.optimizer.variables) == {HOST},
+                offload == "slots",
+            )
+            model.fit(X, Y, verbose=0)
 
     @parameterized.parameters(
         ("slots", None), (None, "slots"), ("slots", None, "slots")

@@ -496,7 +496,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_frozen_norms_are_thawed(self):
         # A part of the sequence was all that their gradients saw.
-        job, _ = JOBS["block"]
+        job, _ = JOBS["composite"]
 
         def train(model):
             for trainable in (False, True):
@@ -508,8 +508,8 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
             return model.get_weights()
 
         same_numbers.reset()
-        expected = train(BLOCK())
-        model, strategy, _ = prepared("block")
+        expected = train(composite())
+        model, strategy, _ = prepared("composite")
         with strategy.scope():
             found = train(model)
         for one, other in zip(expected, found, strict=True):
