@@ -5,6 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -87,6 +88,16 @@ class MainTest(parameterized.TestCase):
         self.assertEqual(code, 1)
         self.assertRegex(out, r"(?s)wrong .* fails .* one .* works")
         self.assertRegex(out, r"wrong, fails: \w+Error: ")
+
+    @mock.patch.object(selfcheck, "measure_device")
+    def test_a_measurement_that_fails_hides_no_check(self, measure):
+        # On GPUs that are split it did: they had too little memory.
+        error = tf.errors.ResourceExhaustedError(None, None, "too large")
+        measure.side_effect = error
+        code, out = _main(lambda _: [("one", {})])
+        self.assertEqual(code, 1)
+        self.assertRegex(out, r"(?s)speed .* fails .* one .* works")
+        self.assertIn("speed, fails: ResourceExhaustedError: too large", out)
 
     def test_other_numbers_differ(self):
         result = selfcheck.check(

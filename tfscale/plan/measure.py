@@ -15,6 +15,8 @@ from tfscale.plan.device import Device
 _REPEATS, _SECONDS = 5, 0.4
 # Width of a matrix that is large enough to reach most of the peak.
 _WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
+# Bytes of a tensor that is too large for caches. Two GiB are enough for all.
+_COPIED = {"CPU": 1 << 24, "GPU": 1 << 28, "TPU": 1 << 28}
 # Lengths of a chain of operations.
 _FEW, _MANY = 2, 18
 # Blocks of a transformer that is trained, tokens of its sequences and batches.
@@ -56,8 +58,8 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     # What a batch of no tokens would take.
     startup = (of_few * many - of_many * few) / (many - few)
     alone = of_many / _seconds(_train, names[:1], (many, width // 4))
-    num_bytes = 4 * (2 * width) ** 2
-    shape = (2 * width,) * 2
+    num_bytes = _COPIED[kind]
+    shape = (num_bytes // 4096, 1024)
     copy = _seconds(lambda xs: [x + 1.0 for x in xs], names, shape)
     bandwidth = link = 2 * num_bytes / copy
     latency = 0.0
