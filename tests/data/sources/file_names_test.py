@@ -56,6 +56,15 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
             ((contents, _),) = pipeline.as_numpy_iterator()
             self.assertEqual([c.decode() for c in contents], found)
 
+    def test_folders_of_any_depth_are_refused(self):
+        # Files that lay deeper or higher were left out.
+        folder = self.create_tempdir().full_path
+        tf.io.write_file(os.path.join(folder, "a/b.txt"), "text")
+        pattern = os.path.join(folder, "**", "*.txt")
+        for build in (data.files, data.tfrecords):
+            with self.assertRaisesRegex(ValueError, "for each level"):
+                build(pattern)
+
     def test_a_class_without_images(self):
         folder = self.create_tempdir().full_path
         with self.assertRaisesRegex(FileNotFoundError, "subfolder"):

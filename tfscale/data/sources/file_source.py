@@ -1,6 +1,7 @@
 """Files by pattern: each is a record."""
 
 import os
+import pathlib
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -26,6 +27,12 @@ def match(pattern: Pattern) -> list[str]:
     paths = []
     for each in pattern:
         one = os.fspath(each)
+        if "**" in pathlib.PurePath(one).parts:
+            raise ValueError(
+                "`**` would match one folder, as `*` does, and files that lie "
+                f"deeper would be left out. Received: {one!r}. Write a `*` "
+                "for each level of folders, or pass a list of files."
+            )
         try:
             # The name of a file may have brackets.
             is_file = tf.io.gfile.exists(one)
