@@ -15,12 +15,14 @@ from tfscale.plan import DEVICES
 from tfscale.plan import measure
 
 
-def _main(cases, *args):
+def _main(cases, *args, num_devices=4):
     """The exit code, and what it prints when it has only these cases."""
     out = io.StringIO()
     with (
         mock.patch.object(selfcheck, "cases", lambda n: cases(n)),
-        mock.patch.object(selfcheck, "use_devices", lambda: ("CPU", 4)),
+        mock.patch.object(
+            selfcheck, "use_devices", lambda: ("CPU", num_devices)
+        ),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(io.StringIO()),
     ):
@@ -44,15 +46,17 @@ class CasesTest(parameterized.TestCase):
 
 class MainTest(parameterized.TestCase):
     @parameterized.parameters(
-        "pipeline, zb_v", ("pipeline, pipedream", "all axes")
+        (2, "pipeline, zb_v"), (4, "pipeline, pipedream", "all axes")
     )
     @mock.patch.dict(measure._WIDTHS, CPU=128)
     @mock.patch.object(measure, "_SECONDS", 0.0)
     @pytest.mark.crossing(every=2)
-    def test_what_works_is_as_near_as_it_says(self, *names):
-        all_cases = dict(selfcheck.cases(4))
+    def test_what_works_is_as_near_as_it_says(self, num_devices, *names):
+        all_cases = dict(selfcheck.cases(num_devices))
         code, out = _main(
-            lambda _: ((name, all_cases[name]) for name in names), "--json"
+            lambda _: ((name, all_cases[name]) for name in names),
+            "--json",
+            num_devices=num_devices,
         )
         self.assertEqual(code, 0, out)
         found = json.loads(out)

@@ -4,6 +4,8 @@ They drifted apart once, those of the first replica were saved, and a replica
 without rows (of 33 in batches of 16 the last leaves one) made them NaN.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -77,6 +79,18 @@ def of_threes():
     return keras.Model(inputs, b(norm(a(inputs))))
 
 
+OF_THREES = same_numbers.Job(
+    of_threes,
+    dict(x=np.full((480, 6), 3.0), y=np.zeros((480, 6)), batch_size=8),
+    lambda: keras.optimizers.SGD(0.0),
+)
+
+
+@functools.cache
+def of_threes_on_one_device():
+    return same_numbers.on_one_device(OF_THREES)
+
+
 class FitTest(parameterized.TestCase):
     @parameterized.parameters(1, 2)
     @pytest.mark.crossing(every=2)
@@ -99,14 +113,11 @@ class FitTest(parameterized.TestCase):
     def test_statistics_in_bfloat16(self, num_replicas, num_ranks):
         # There a momentum of 0.99 is 0.988, by which averages went astray;
         # those of shards could not be assigned.
-        job = same_numbers.Job(
-            of_threes,
-            dict(x=np.full((480, 6), 3.0), y=np.zeros((480, 6)), batch_size=8),
-            lambda: keras.optimizers.SGD(0.0),
-        )
         layouts = LAYOUTS if num_ranks > 1 else {}
-        expected = same_numbers.on_one_device(job)
-        actual = same_numbers.on_ranks(job, num_ranks, num_replicas, layouts)
+        expected = of_threes_on_one_device()
+        actual = same_numbers.on_ranks(
+            OF_THREES, num_ranks, num_replicas, layouts
+        )
         for path, value in expected.variables.items():
             same_numbers.assert_close(actual.variables[path], value, path)
         self.assertGreater(expected.variables["features/moving_mean"].max(), 1)

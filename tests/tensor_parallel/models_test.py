@@ -412,7 +412,10 @@ def both(train, build=mlp, layouts=PAIR, num_replicas=2):
     for on_mesh in (False, True):
         same_numbers.reset()
         if not on_mesh:
-            results.append(train(build()))
+            model = build()
+            # By operations, as in `same_numbers.on_one_device`.
+            model.compile = functools.partial(model.compile, run_eagerly=True)
+            results.append(train(model))
             continue
         mesh = tfscale.device_mesh(data=num_replicas, model=2)
         with tfscale.MeshStrategy(mesh, layouts).scope():

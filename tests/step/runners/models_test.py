@@ -187,6 +187,14 @@ NEXT = dict(
 BY_CLASS = {0: 1.0, 1: 3.0, 2: 0.2}
 # How a job is made, for a dataset is made in the test, and how it is trained.
 ROWS = {
+    "class_weight": (
+        lambda: job(
+            dense,
+            loss=lambda: of_classes(reduction="mean_with_sample_weight"),
+            class_weight=BY_CLASS,
+        ),
+        on_replicas,
+    ),
     "metrics": (
         lambda: job(
             binary,
@@ -203,14 +211,6 @@ ROWS = {
             dense,
             dict(DATA, batch_size=4),
             compile=lambda: dict(steps_per_execution=4, run_eagerly=False),
-        ),
-        on_replicas,
-    ),
-    "class_weight": (
-        lambda: job(
-            dense,
-            loss=lambda: of_classes(reduction="mean_with_sample_weight"),
-            class_weight=BY_CLASS,
         ),
         on_replicas,
     ),
@@ -272,14 +272,16 @@ class ModelsTest(parameterized.TestCase):
 class OneAfterTheOtherTest(absltest.TestCase):
     """Several times `fit`, of which some accumulate."""
 
-    def train(self, *callbacks):
+    def train(self, *callbacks, run_eagerly=False):
         same_numbers.reset()
         model = dense()
-        model.compile(adam(), of_classes(), metrics=["accuracy"])
+        model.compile(
+            adam(), of_classes(), metrics=["accuracy"], run_eagerly=run_eagerly
+        )
         for each in callbacks:
             if each == "compile":
                 # With slots of its own, and another function.
-                model.compile(momentum(), of_classes())
+                model.compile(momentum(), of_classes(), run_eagerly=run_eagerly)
                 continue
             with contextlib.suppress(Interrupted):
                 model.fit(
@@ -300,7 +302,9 @@ class OneAfterTheOtherTest(absltest.TestCase):
         model = self.train(
             [both[0]], [both[0]], [], [both[1]], "compile", [both[0]], []
         )
-        expected = self.train([], [], [], [], "compile", [], [])
+        expected = self.train(
+            [], [], [], [], "compile", [], [], run_eagerly=True
+        )
         self.assert_same(model, expected)
 
     def test_after_an_exception(self):
@@ -308,7 +312,9 @@ class OneAfterTheOtherTest(absltest.TestCase):
         model = self.train(
             [accumulation, Interrupt()], [], [accumulation, Interrupt()], []
         )
-        expected = self.train([Interrupt()], [], [Interrupt()], [])
+        expected = self.train(
+            [Interrupt()], [], [Interrupt()], [], run_eagerly=True
+        )
         self.assert_same(model, expected)
 
 
