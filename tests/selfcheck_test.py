@@ -50,6 +50,7 @@ class MainTest(parameterized.TestCase):
     )
     @mock.patch.dict(measure._WIDTHS, CPU=128)
     @mock.patch.object(measure, "_SECONDS", 0.0)
+    @mock.patch.object(measure, "_BLOCKS", 1)
     @pytest.mark.crossing(every=2)
     def test_what_works_is_as_near_as_it_says(self, num_devices, *names):
         all_cases = dict(selfcheck.cases(num_devices))

@@ -281,14 +281,14 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
         self.assertTrue([s for s in shapes if VOCABULARY // 2 in s])
         self.assertFalse([s for s in shapes if VOCABULARY in s])
 
-    def test_what_needs_all_logits_gets_them(self):
+    @parameterized.parameters(
+        (lambda: Loss(), ["accuracy"]),
+        (lambda: keras.losses.SparseCategoricalCrossentropy(True), []),
+    )
+    @pytest.mark.crossing(every=2)
+    def test_what_needs_all_logits_gets_them(self, loss, metrics):
         # That the test above would see them.
-        shapes = self.shapes_of_a_step(
-            explicit,
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        self.assertTrue([s for s in shapes if VOCABULARY in s])
-        shapes = self.shapes_of_a_step(explicit, Loss(), metrics=["accuracy"])
+        shapes = self.shapes_of_a_step(explicit, loss(), metrics=metrics)
         self.assertTrue([s for s in shapes if VOCABULARY in s])
 
 

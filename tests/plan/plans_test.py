@@ -127,6 +127,7 @@ class PlanTest(parameterized.TestCase):
 
     @mock.patch.dict(measure._WIDTHS, CPU=256)
     @mock.patch.object(measure, "_SECONDS", 0.0)  # the fewest repetitions
+    @mock.patch.object(measure, "_BLOCKS", 1)
     def test_measures_this_machine(self):
         device = _plans(num_devices=2, device="measure").device
         for field in dataclasses.fields(device)[1:]:
