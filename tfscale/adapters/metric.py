@@ -78,7 +78,7 @@ class FunctionMetric(in_place.Mixin):
     """A metric made of a function, of which Keras takes the mean of calls.
 
     A number for each row or element counts as one, if no mask leaves it out,
-    and a single number as in `MeanMetric`.
+    and a single number as in `MeanMetric`, or the mean of one for each class.
     """
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -87,7 +87,7 @@ class FunctionMetric(in_place.Mixin):
         if shard is None or sample_weight is not None:
             return super().update_state(y_true, y_pred, sample_weight)
         values = attributes.metric_function(self)(y_true, y_pred)
-        values, sample_weight = _by_rows(self, shard, values)
+        values, sample_weight = _by_rows(self, shard, values, y_pred)
         if sample_weight is None:
             sample_weight = symbols.apply_mask(
                 None, symbols.get_keras_mask(y_pred), self.dtype, "sum"
@@ -95,11 +95,17 @@ class FunctionMetric(in_place.Mixin):
         return keras.metrics.Mean.update_state(self, values, sample_weight)
 
 
-def _by_rows(metric, shard, values):
+def _by_rows(metric, shard, values, outputs=None):
     """The values for a mean, and the weight of a single one."""
     values = tf.cast(values, metric.dtype)
     if values.shape.rank != 0:
-        return values, None
+        # A number of classes is known where that of rows is not.
+        are_rows_known = (
+            outputs is None or not outputs.shape.rank or outputs.shape[0]
+        )
+        if are_rows_known or values.shape[0] is None:
+            return values, None
+        values = tf.reduce_mean(values)
     share = tf.cast(shard.share, metric.dtype)
     # A replica without rows has no number.
     return tf.where(share > 0, values, 0), share
