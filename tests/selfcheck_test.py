@@ -48,7 +48,7 @@ class MainTest(parameterized.TestCase):
     @parameterized.parameters(
         (2, "pipeline, zb_v"), (4, "pipeline, pipedream", "all axes")
     )
-    @mock.patch.dict(measure._WIDTHS, CPU=128)
+    @mock.patch.dict(measure._WIDTHS, CPU=256)
     @mock.patch.object(measure, "_SECONDS", 0.0)
     @mock.patch.object(measure, "_BLOCKS", 1)
     @pytest.mark.crossing(every=2)
@@ -84,6 +84,7 @@ class MainTest(parameterized.TestCase):
         self.assertEqual(result.status, "fails")
         self.assertIn("ValueError", result.why)
 
+    @mock.patch.object(selfcheck, "_MOST_STAGES", 1)  # a model of one block
     @mock.patch.object(selfcheck, "measure_device")
     def test_what_fails_hides_nothing_and_is_said(self, measure):
         measure.return_value = DEVICES["A100"]
@@ -94,6 +95,7 @@ class MainTest(parameterized.TestCase):
         self.assertRegex(out, r"(?s)wrong .* fails .* one .* works")
         self.assertRegex(out, r"wrong, fails: \w+Error: ")
 
+    @mock.patch.object(selfcheck, "_MOST_STAGES", 1)  # a model of one block
     @mock.patch.object(selfcheck, "measure_device")
     def test_a_measurement_that_fails_hides_no_check(self, measure):
         # On GPUs that are split it did: they had too little memory.

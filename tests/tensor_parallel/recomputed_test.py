@@ -54,7 +54,8 @@ def build(strategy=None):
         for index in range(2):
             x = Block(name=f"block_{index}")(x)
         model = keras.Model(inputs, keras.layers.Dense(4, name="head")(x))
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(sgd, "mse", run_eagerly=strategy is None)
     return model
 
 
