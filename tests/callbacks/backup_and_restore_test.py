@@ -188,6 +188,29 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
             logs.output[-1], "validation data is not what it was: .*the last 8"
         )
 
+    def test_callbacks_whose_state_is_lost_are_named(self):
+        # Of subclasses of Keras' callbacks nothing was said.
+        class Patient(keras.callbacks.EarlyStopping):
+            pass
+
+        class Saved(keras.callbacks.Callback):
+            def get_state(self):
+                return {}
+
+        callbacks = [
+            Patient("loss"),
+            keras.callbacks.LambdaCallback(),
+            Saved(),
+            keras.callbacks.TerminateOnNaN(),
+            BackupAndRestore(self.path),
+        ]
+        with self.assertLogs(level="WARNING") as logs:
+            compiled().fit(X, Y, verbose=0, callbacks=callbacks)
+        self.assertIn(
+            "keeps no state of LambdaCallback, Patient beyond that of Early",
+            logs.output[0],
+        )
+
     def test_a_fit_of_fewer_epochs_than_were_trained_is_refused(self):
         # It made no step, and returned a model that was not trained.
         def fit(model, epochs, after):

@@ -34,11 +34,10 @@ _ATTRIBUTES = {
 def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Names, once for a `fit`, the callbacks whose state is not kept."""
     unknown = [
-        type(callback).__name__
+        _described(callback)
         for callback in callbacks
         if not hasattr(callback, "get_state")
-        and _attributes(callback) is None
-        and not isinstance(callback, _callbacks.CSVLogger)
+        and type(callback) not in (*_ATTRIBUTES, _callbacks.CSVLogger)
         and not type(callback).__module__.startswith("tfscale.")
     ]
     if unknown:
@@ -48,6 +47,13 @@ def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
             "arrays.",
             ", ".join(sorted(set(unknown))),
         )
+
+
+def _described(callback):
+    name = type(callback).__name__
+    known = [kind for kind in _ATTRIBUTES if isinstance(callback, kind)]
+    # A subclass may have more attributes.
+    return f"{name} beyond that of {known[0].__name__}" if known else name
 
 
 def _attributes(callback):
