@@ -269,6 +269,10 @@ def fit_on(axes, change, sums=True, callbacks=(), build=None, **compile_):
     return texts
 
 
+def sum_of_columns(gradients):
+    return tf.reduce_sum(gradients[0] + gradients[1], 0)
+
+
 class WarningTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(data=2), clipped, "replica, changed by L2Loss"),
@@ -331,6 +335,22 @@ class WarningTest(parameterized.TestCase):
 
         (text,) = fit_on(dict(data=2), change, sums=False)
         self.assertIn("L2Loss", text)
+
+    def test_a_dim_that_is_not_known_is_no_other_one(self):
+        # A fit of a language model of keras_hub was warned of.
+        with tf.Graph().as_default():
+            open_ = tf.compat.v1.placeholder_with_default(
+                tf.ones([4, 3]), [4, None]
+            )
+            tensors = tf.ones([4, 3]), open_
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                loss = sum(tf.reduce_sum(x * x) for x in tensors)
+            gradients = tape.gradient(loss, tensors)
+            for change, is_one in ((tf.add_n, False), (sum_of_columns, True)):
+                origin = changed_gradients.Origin(change(gradients))
+                changed = origin.change(of_shards=True, of_rows=False)
+                self.assertEqual(changed is not None, is_one)
 
     def test_the_second_gradients_of_a_functional_step_are_of_the_tape(self):
         # They come of sums through the forward, and are not sums.

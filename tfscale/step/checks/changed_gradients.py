@@ -139,13 +139,12 @@ def _is_linear(op, num_of_tape):
 def _is_elementwise(op, of_tape):
     if op.type == "UnsortedSegmentSum":
         return True  # rows of a lookup, made dense
-    shapes = [
-        x.shape.as_list() for x in [*of_tape, *op.outputs] if x.shape.rank
-    ]
+    first, *others = (x.shape for x in [*of_tape, *op.outputs])
+    # Of a tied table, say, not all dims are known.
     return (
         op.type not in _MIXES_ELEMENTS
-        and len(shapes) == len(of_tape) + len(op.outputs)
-        and all(shape == shapes[0] for shape in shapes)
+        and first.rank
+        and all(x.rank and x.is_compatible_with(first) for x in others)
     )
 
 
