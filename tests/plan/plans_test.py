@@ -135,6 +135,13 @@ class PlanTest(parameterized.TestCase):
             self.assertGreaterEqual(value, 0, field.name)
         self.assertGreater(device.float32_flops, 1e8)
 
+    @mock.patch.object(measure, "_seconds", lambda *args: 1.0)
+    def test_a_chain_may_take_no_longer_than_a_shorter_one(self):
+        # On a busy machine it was a ZeroDivisionError.
+        device = measure.measure_device(num_devices=2)
+        width = measure._WIDTHS["CPU"]
+        self.assertEqual(device.float32_flops, 2 * width**3 * measure._MANY)
+
     @parameterized.parameters(
         (dict(num_devices=0), ValueError, "at least 1"),
         (dict(batch_size=2.0), TypeError, "batch_size=2"),

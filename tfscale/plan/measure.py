@@ -46,7 +46,9 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
             )
             for length in (_FEW, _MANY)
         )
-        return max(many - few, 0.0) / (_MANY - _FEW)
+        if many <= few:  # Other programs ran.
+            return many / _MANY
+        return (many - few) / (_MANY - _FEW)
 
     seconds = half_seconds = one_of(_products, width)
     if kind != "CPU":
