@@ -6,6 +6,7 @@ down here, so that whoever changes it sees what comes before what.
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -99,6 +100,7 @@ class OrderTest(parameterized.TestCase):
         )
 
     @parameterized.parameters((2, ["MeshSeedGenerator"]), (None, []))
+    @pytest.mark.crossing(every=2)
     def test_of_accumulation(self, replicas, seeds):
         same_numbers.reset()
         found = train(

@@ -95,7 +95,7 @@ class KillMatrixTest(parameterized.TestCase):
         data=("by number shuffled", "workers shuffled"),
         mesh=(None, {"data": 2}),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing
     def test_the_order_that_keras_draws_of_a_py_dataset(self, data, mesh):
         # With Python's `random`, before the epoch that is gone on with.
         self.assert_same_end(("batch 9",), data=data, mesh=mesh)
@@ -201,6 +201,7 @@ class ElasticTest(parameterized.TestCase):
             jobs.assert_close(value, expected, 1e-5)
         self.assertEqual(end["iterations"], whole["iterations"])
 
+    @pytest.mark.crossing
     def test_each_record_once_with_other_batch_sizes(self):
         folder = self.create_tempdir().full_path
         sizes = (8, 4, 10)

@@ -10,8 +10,8 @@ from tests import same_numbers
 
 layers = keras.layers
 RANDOM = np.random.RandomState(0)
-# Of the last batch replicas have 2 and 0 rows.
-FIT = dict(batch_size=4)
+# Of the last batch replicas have 2 and 0, or 2, 2 and 0 rows.
+BATCH_SIZES = {2: 4, 3: 6}
 X, Y = RANDOM.normal(size=(10, 4, 4, 2)), RANDOM.normal(size=(10, 1))
 
 
@@ -48,18 +48,21 @@ class NoRowsTest(parameterized.TestCase):
         self.addCleanup(keras.config.set_dtype_policy, before[1])
         self.addCleanup(keras.config.set_floatx, before[0])
 
-    @parameterized.parameters("float32", "float64")
-    @pytest.mark.crossing(every=2)
-    def test_convolutions(self, dtype):
+    @parameterized.product(dtype=("float32", "float64"), data=(2, 3))
+    @pytest.mark.crossing(every=4)
+    def test_convolutions(self, dtype, data):
         # oneDNN gave the shape of the inputs: "Incompatible shapes". The
         # gradient of a depthwise kernel in float64 was what lay in memory. The
         # gradient of a maximum ended the process: "int32 expected, got float".
         keras.config.set_floatx(dtype)
         keras.config.set_dtype_policy(dtype)
-        data = dict(x=X.astype(dtype), y=Y.astype(dtype))
-        job = same_numbers.Job(convolutions, data, fit=FIT)
+        job = same_numbers.Job(
+            convolutions,
+            dict(x=X.astype(dtype), y=Y.astype(dtype)),
+            fit=dict(batch_size=BATCH_SIZES[data]),
+        )
         expected = same_numbers.on_one_device(job)
-        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=data))
         found = same_numbers.plain(job, strategy)
         same_numbers.assert_same(self, expected, found)
         same_numbers.assert_close(
@@ -67,10 +70,12 @@ class NoRowsTest(parameterized.TestCase):
             expected.model.evaluate(X[:1], Y[:1], verbose=0),
         )
 
-    def test_convolutions_predict(self):
+    @parameterized.parameters(2, 3)
+    @pytest.mark.crossing(every=2)
+    def test_convolutions_predict(self, most):
         # The shape of the inputs again: "Matrix size-incompatible".
         predictions = []
-        for data in (1, 2):
+        for data in (1, most):
             same_numbers.reset()
             strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=data))
             with strategy.scope():
@@ -79,5 +84,7 @@ class NoRowsTest(parameterized.TestCase):
                     layers.Conv2D(3, 3)(images)
                 )
                 model = keras.Model(images, layers.Dense(1)(means))
-            predictions.append(model.predict(X, batch_size=4, verbose=0))
+            predictions.append(
+                model.predict(X, batch_size=BATCH_SIZES[most], verbose=0)
+            )
         same_numbers.assert_close(*predictions)

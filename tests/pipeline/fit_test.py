@@ -158,6 +158,7 @@ class SameNumbersTest(parameterized.TestCase):
                 policy == "mixed_float16",
             )
 
+    @pytest.mark.crossing
     def test_overflow_skips_the_step_on_all_devices(self):
         overflows = dataclasses.replace(
             job({**DATA, "sample_weight": np.full(34, 1e6)}),

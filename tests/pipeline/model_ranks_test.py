@@ -38,8 +38,8 @@ LAYOUTS = {
 
 
 @functools.cache
-def gpt_over_three_axes():
-    return same_numbers.on_mesh(jobs.JOBS["block_adam"], 2, 4, 2, num_ranks=2)
+def gpt_over_three_axes(job):
+    return same_numbers.on_mesh(jobs.JOBS[job], 2, 4, 2, num_ranks=2)
 
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
@@ -55,9 +55,11 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         )
         same_numbers.assert_same(self, jobs.one_device(job), outcome)
 
-    def test_a_gpt_over_all_three_axes(self):
+    @parameterized.parameters("block_adam", "gpt_adam")
+    @pytest.mark.crossing(every=2)
+    def test_a_gpt_over_all_three_axes(self, job):
         same_numbers.assert_same(
-            self, jobs.one_device("block_adam"), gpt_over_three_axes()
+            self, jobs.one_device(job), gpt_over_three_axes(job)
         )
 
     @pytest.mark.crossing
@@ -114,7 +116,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
 
 class PlacementTest(tf.test.TestCase):
     def test_every_shard_is_on_its_stage_and_rank(self):
-        model = gpt_over_three_axes().model
+        model = gpt_over_three_axes("block_adam").model
         plan, grid = model.plan, model.distribute_strategy.device_grid
         sharded = 0
         for variable, home in zip(plan.variables, plan.homes):
@@ -138,7 +140,7 @@ class PlacementTest(tf.test.TestCase):
         data = jobs.JOBS["block_adam"].data
         x, y = data["x"], data["y"]
         plain = jobs.one_device("block_adam").model
-        model = gpt_over_three_axes().model
+        model = gpt_over_three_axes("block_adam").model
         # Of the last 7 rows replica 0 has a batch as large as those before,
         # and so met nobody when replica 1 asked for a program of 3 rows.
         same_numbers.assert_close(

@@ -175,6 +175,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(num_products(model, X), 2 * num_products(one, X))
         self.assertEqual(num_products(one, X), 3)
 
+    @pytest.mark.crossing
     def test_every_kind_of_layer_on_ranks(self):
         one, model = self.assertSameAsOneDevice("gpt", model=2)
         self.assertEqual(

@@ -610,7 +610,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             found = fitted()
         same_numbers.assert_close(found, expected)
 
-    def test_an_activation_is_replaced(self):
+    @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
+    def test_an_activation_is_replaced(self, num_replicas):
         # Once a softmax was that of each rank's units: the output stayed
         # sharded, as it could before.
         def train(model):
@@ -621,7 +623,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 model.fit(**VECTORS, shuffle=False, verbose=0)
             return model.get_weights()
 
-        pair = both(train, num_replicas=1)
+        pair = both(train, num_replicas=num_replicas)
         for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
@@ -657,8 +659,10 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
+    @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     @pytest.mark.filterwarnings("ignore:Layers are sharded")
-    def test_a_frozen_layer_is_thawed(self):
+    def test_a_frozen_layer_is_thawed(self, num_replicas):
         # A shard of what it multiplies was all that its gradient saw.
         def train(model):
             for trainable in (False, True):
@@ -667,7 +671,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 model.fit(**VECTORS, shuffle=False, verbose=0)
             return model.get_weights()
 
-        pair = both(train, scaled, num_replicas=1)
+        pair = both(train, scaled, num_replicas=num_replicas)
         for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
@@ -693,8 +697,10 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         ):
             same_numbers.assert_close(found, expected)
 
+    @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     @pytest.mark.filterwarnings("ignore:Layers are sharded")
-    def test_a_functional_model_within_another_layer(self):
+    def test_a_functional_model_within_another_layer(self, num_replicas):
         # The gradient of its input was that of a shard, where a mean of the
         # input is multiplied by one.
         def train(model):
@@ -703,7 +709,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             model.fit(**VECTORS, shuffle=False, verbose=0)
             return model.get_weights()
 
-        pair = both(train, Around, num_replicas=1)
+        pair = both(train, Around, num_replicas=num_replicas)
         for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 

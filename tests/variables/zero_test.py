@@ -192,6 +192,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         whole = same_numbers.on_zero(JOBS[name], 2, zero_stage=0)
         same_numbers.assert_equal(self, whole, sharded(name, 2))
 
+    @pytest.mark.crossing
     def test_in_mixed_precision(self):
         job = dataclasses.replace(JOBS["adam"], build=mixed)
         whole = same_numbers.on_zero(job, 2, zero_stage=0)

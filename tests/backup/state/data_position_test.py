@@ -116,6 +116,7 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
             validation_steps=3,
         )
 
+    @pytest.mark.crossing
     def test_a_validation_of_repeated_data_goes_on_on_replicas(self):
         # They read ahead: the next one begins some epochs later, which a run
         # that went on did not know.
@@ -158,6 +159,7 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         self.assertEqual(losses(f"{folder}/runs"), expected)
 
     @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+    @pytest.mark.crossing
     def test_a_validation_of_unknown_length_goes_on_with_the_next_epoch(self):
         # Keras makes its next iterator when that begins, and not before.
         self.assert_same_batches(
@@ -178,6 +180,7 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
             found += self.batches(smaller, folder, interrupt_at, **arguments)
         self.assertEqual(found, expected)
 
+    @pytest.mark.crossing
     def test_a_pipeline_goes_on_in_executions_of_any_size(self):
         # One of two batches, the first of which was trained on, was skipped.
         folder = self.create_tempdir().full_path

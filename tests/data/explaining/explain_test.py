@@ -170,6 +170,7 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("parallelism=tf.data.AUTOTUNE", texts)
         self.assertEqual(pipeline.position.value, (0, 0, 0))
 
+    @pytest.mark.crossing
     def test_a_cache_of_a_pipeline_is_tried_and_ranked_first(self):
         pipeline = data.pipeline(
             data.arrays(np.arange(100_000)),
@@ -269,6 +270,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIs(model.history, history)
         self.assertFalse(model.stop_training)
 
+    @pytest.mark.crossing
     def test_the_step_of_replicas_is_that_of_their_shares(self):
         seen = set()
 

@@ -151,6 +151,7 @@ class LoadWeightsTest(tf.test.TestCase, parameterized.TestCase):
         for value, found in zip(before, contents(model), strict=True):
             np.testing.assert_array_equal(found, value)
 
+    @pytest.mark.crossing
     def test_of_another_model_or_half_a_file_change_no_pipeline(self):
         model = trained_on_mesh("pipeline")
         for ending in ENDINGS["pipeline"]:

@@ -234,6 +234,7 @@ class MetricsOfPartsTest(parameterized.TestCase):
         self.assertIn(f"Received: {name!r}, a ", said[0])
         self.assertIn("last value", said[0])
 
+    @pytest.mark.crossing
     def test_weighted_metrics_and_steps_of_several_batches_are_tried(self):
         for how in (
             dict(weighted_metrics=[LastValue()]),

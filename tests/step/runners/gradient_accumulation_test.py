@@ -336,6 +336,7 @@ class SameNumbersTest(parameterized.TestCase):
         for _, graph in sums:
             self.assertNotIn("while", graph)
 
+    @pytest.mark.crossing
     def test_mirrored_strategy(self):
         """Keras' own accumulation raises a RuntimeError there."""
         job = dataclasses.replace(

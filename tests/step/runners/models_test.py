@@ -307,6 +307,7 @@ class OneAfterTheOtherTest(absltest.TestCase):
         )
         self.assert_same(model, expected)
 
+    @pytest.mark.crossing
     def test_after_an_exception(self):
         accumulation = GradientAccumulation(3)
         model = self.train(

@@ -342,6 +342,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, one_device("conditioned"), outcome)
         self.assertNotEmpty(plan_of(model.inner).scatters)
 
+    @pytest.mark.crossing
     def test_layers_called_with_two_lengths_run_without(self):
         with self.assertWarnsRegex(UserWarning, "'down'.*several lengths"):
             outcome, _ = train("two_lengths", 2)
@@ -408,6 +409,7 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class SearchTest(tf.test.TestCase):
+    @pytest.mark.crossing
     def test_a_deep_model_takes_no_more_passes(self):
         # A pass ended at the first layer that gathers, and a model of 25
         # blocks was given up after 100 of them.
@@ -494,6 +496,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         for one, other in zip(expected, found, strict=True):
             same_numbers.assert_close(other, one)
 
+    @pytest.mark.crossing
     def test_frozen_norms_are_thawed(self):
         # A part of the sequence was all that their gradients saw.
         job, _ = JOBS["composite"]
@@ -545,6 +548,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         expected = backbones.llama().predict(odd, batch_size=8, verbose=0)
         same_numbers.assert_close(found, expected)
 
+    @pytest.mark.crossing
     def test_what_is_saved_is_a_plain_model(self):
         model, strategy, x = prepared("block")
         with strategy.scope():
@@ -562,6 +566,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         found = loaded.predict(x, batch_size=8, verbose=0)
         same_numbers.assert_close(found, expected)
 
+    @pytest.mark.crossing
     def test_two_lengths_have_a_plan_each(self):
         model, strategy, x = prepared("llama_block")
         run = tf.function(
