@@ -7,8 +7,8 @@ Trains a small model for three steps on every kind of mesh and by every schedule
 and compares its losses and weights with those of one device; measures matrix
 products, copies and links. The devices are the GPUs; or one of them, or the
 CPU, split into logical devices. Nothing is changed outside of the process. It
-takes one to two minutes on CPUs, and longer on GPUs, where TensorFlow loads
-kernels; the exit code is 1 if something failed.
+takes one to two minutes on CPUs, and longer on GPUs; the exit code is 1 if
+something failed.
 """
 
 import argparse

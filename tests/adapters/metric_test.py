@@ -46,15 +46,22 @@ def two_errors(y, p):
     return ops.stack([ops.mean(ops.abs(y - p)), ops.mean(ops.square(y - p))])
 
 
+def error_of_dicts(y, p):
+    return ops.abs(y["of"] - p["of"])
+
+
 class Tracking(keras.Model):
-    """Writes a mean of its own, as guides of Keras do."""
+    """Writes means of its own, as guides of Keras do."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.square = keras.metrics.Mean(name="square")
+        # Refused as it has no shape.
+        self.dicts = keras.metrics.MeanMetricWrapper(error_of_dicts, "dicts")
 
     def compute_loss(self, x, y, y_pred, sample_weight, training=True):
         self.square.update_state(ops.mean(ops.square(y_pred)))
+        self.dicts.update_state({"of": y}, {"of": y_pred})
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
 

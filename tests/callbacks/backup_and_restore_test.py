@@ -193,12 +193,16 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         class Patient(keras.callbacks.EarlyStopping):
             pass
 
+        class Logger(keras.callbacks.CSVLogger):
+            pass
+
         class Saved(keras.callbacks.Callback):
             def get_state(self):
                 return {}
 
         callbacks = [
             Patient("loss"),
+            Logger(self.path + ".csv"),
             keras.callbacks.LambdaCallback(),
             Saved(),
             keras.callbacks.TerminateOnNaN(),
@@ -207,7 +211,8 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertLogs(level="WARNING") as logs:
             compiled().fit(X, Y, verbose=0, callbacks=callbacks)
         self.assertIn(
-            "keeps no state of LambdaCallback, Patient beyond that of Early",
+            "keeps no state of LambdaCallback, Logger beyond that of "
+            "CSVLogger, Patient beyond that of EarlyStopping. ",
             logs.output[0],
         )
 

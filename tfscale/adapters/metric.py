@@ -87,7 +87,7 @@ class FunctionMetric(in_place.Mixin):
         if shard is None or sample_weight is not None:
             return super().update_state(y_true, y_pred, sample_weight)
         values = attributes.metric_function(self)(y_true, y_pred)
-        values, sample_weight = _by_rows(self, shard, values, y_pred)
+        values, sample_weight = _by_rows(self, shard, values, y_true, y_pred)
         if sample_weight is None:
             sample_weight = symbols.apply_mask(
                 None, symbols.get_keras_mask(y_pred), self.dtype, "sum"
@@ -95,15 +95,16 @@ class FunctionMetric(in_place.Mixin):
         return keras.metrics.Mean.update_state(self, values, sample_weight)
 
 
-def _by_rows(metric, shard, values, outputs=None):
-    """The values for a mean, and the weight of a single one."""
+def _by_rows(metric, shard, values, *data):
+    """The values for a mean of some data, and the weight of a single one."""
     values = tf.cast(values, metric.dtype)
     if values.shape.rank != 0:
         # A number of classes is known where that of rows is not.
-        are_rows_known = (
-            outputs is None or not outputs.shape.rank or outputs.shape[0]
+        tensors = [x for x in keras.tree.flatten(data) if tf.is_tensor(x)]
+        is_by_class = values.shape[0] is not None and all(
+            x.shape.rank and x.shape[0] is None for x in tensors
         )
-        if are_rows_known or values.shape[0] is None:
+        if not tensors or not is_by_class:
             return values, None
         values = tf.reduce_mean(values)
     share = tf.cast(shard.share, metric.dtype)

@@ -15,7 +15,8 @@ from tfscale.plan.device import Device
 _REPEATS, _SECONDS = 5, 0.4
 # Width of a matrix that is large enough to reach most of the peak.
 _WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
-# Bytes of a tensor that is too large for caches. Two GiB are enough for all.
+# Bytes of a tensor that is too large for caches. A device of a split GPU, which
+# has a few of them, may have no more than 2 GiB.
 _COPIED = {"CPU": 1 << 24, "GPU": 1 << 28, "TPU": 1 << 28}
 # Lengths of a chain of operations.
 _FEW, _MANY = 2, 18

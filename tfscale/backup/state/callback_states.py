@@ -37,7 +37,7 @@ def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
         _described(callback)
         for callback in callbacks
         if not hasattr(callback, "get_state")
-        and type(callback) not in (*_ATTRIBUTES, _callbacks.CSVLogger)
+        and type(callback) is not _known_class(callback)
         and not type(callback).__module__.startswith("tfscale.")
     ]
     if unknown:
@@ -49,18 +49,16 @@ def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
         )
 
 
+def _known_class(callback):
+    """The class of Keras whose state is known, of this one or a subclass."""
+    kinds = (*_ATTRIBUTES, _callbacks.CSVLogger)
+    return next((kind for kind in kinds if isinstance(callback, kind)), None)
+
+
 def _described(callback):
-    name = type(callback).__name__
-    known = [kind for kind in _ATTRIBUTES if isinstance(callback, kind)]
+    name, kind = type(callback).__name__, _known_class(callback)
     # A subclass may have more attributes.
-    return f"{name} beyond that of {known[0].__name__}" if known else name
-
-
-def _attributes(callback):
-    return next(
-        (a for kind, a in _ATTRIBUTES.items() if isinstance(callback, kind)),
-        None,
-    )
+    return f"{name} beyond that of {kind.__name__}" if kind else name
 
 
 def state_of(callback: keras.callbacks.Callback) -> Any:
@@ -69,12 +67,12 @@ def state_of(callback: keras.callbacks.Callback) -> Any:
         return callback.get_state()
     if isinstance(callback, _callbacks.CSVLogger):
         return _lines_of(callback)
-    attributes = _attributes(callback)
-    if attributes is None:
+    kind = _known_class(callback)
+    if kind is None:
         return None
     return {
         name: getattr(callback, name)
-        for name in attributes
+        for name in _ATTRIBUTES[kind]
         if hasattr(callback, name)
     }
 

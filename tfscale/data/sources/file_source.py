@@ -71,6 +71,7 @@ def files(pattern: Pattern) -> IndexedSource:
 
     Raises:
         FileNotFoundError: If no file matches.
+        ValueError: If a pattern has a folder `**`.
 
     Example:
 
