@@ -19,9 +19,9 @@ def names_in(owner):
     return [name for _, of, name in ROWS if of.endswith(owner)]
 
 
-# Becomes each name by a fork: what they share is imported once.
-_FORKED_IMPORTS = """
-import functools, importlib, inspect, json, os, pathlib, re, sys, types
+# Each name by turns is another one, while what relies on it is checked.
+_RENAMED = """
+import contextlib, functools, importlib, inspect, json, pathlib, re, sys, types
 import keras, tensorflow
 
 def resolve(owner):
@@ -50,30 +50,37 @@ def rename_in_code(function, name):
         co_names=others(code.co_names), co_consts=others(code.co_consts)
     )
 
-def rename(owner, name):
+@contextlib.contextmanager
+def renamed(owner, name):
     if "/" in owner:
         read = pathlib.Path.read_text
         pathlib.Path.read_text = lambda path, **kwargs: (
             re.sub(rf"\\\\b{name}\\\\b", "renamed", read(path, **kwargs))
             if str(path).endswith(owner) else read(path, **kwargs)
         )
+        yield
+        pathlib.Path.read_text = read
         return
     found = resolve(owner)
     if isinstance(found, types.FunctionType):
+        code = found.__code__
         rename_in_code(found, name)
+        yield
+        found.__code__ = code
     else:
-        setattr(found, "renamed", vars(found)[name])
+        value = vars(found)[name]
+        setattr(found, "renamed", value)
         delattr(found, name)
+        yield
+        setattr(found, name, value)
+        delattr(found, "renamed")
 
 from tfscale._internals import check
 
 for number, (owner, name) in enumerate(json.load(sys.stdin)):
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        said = ""
+    said = ""
+    with renamed(owner, name):
         try:
-            rename(owner, name)
             if number:
                 check.check()  # as an import does, which takes longer
             for module in list(sys.modules):
@@ -82,12 +89,8 @@ for number, (owner, name) in enumerate(json.load(sys.stdin)):
             import tfscale
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as file:
-        print(json.dumps(file.read()), flush=True)
-    os.waitpid(child, 0)
+    print(json.dumps(said), flush=True)
+check.check()  # all have their names again
 """.replace("\\\\", "\\")
 
 
@@ -96,12 +99,13 @@ class CheckTest(parameterized.TestCase):
         # Names that are overridden here would silently not be called, and
         # training would go on without its clipping, or its averages.
         process = forked_python.run(
-            ["-c", _FORKED_IMPORTS],
+            ["-c", _RENAMED],
             REPOSITORY,
             input=json.dumps([(owner, name) for _, owner, name in ROWS]),
         )
         lines = process.stdout.splitlines()
         self.assertLen(lines, len(ROWS), process.stderr)
+        self.assertEqual(process.returncode, 0, process.stderr)
         versions = {"keras": keras.__version__, "tensorflow": tf.__version__}
         for (package, owner, name), line in zip(ROWS, lines, strict=True):
             with self.subTest(f"{owner}: {name}"):
