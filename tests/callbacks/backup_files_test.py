@@ -50,7 +50,7 @@ class BackupFilesTest(tf.test.TestCase, parameterized.TestCase):
     def fit(self, step=-1, action=interrupt, verbose=0, **options):
         """Trains; returns how many steps were made."""
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("adam", "mse")
+        model.compile("sgd", "mse")
         seen = At(step, action)
         backup = BackupAndRestore(self.path, **{"save_freq": 2, **options})
         model.fit(X, Y, batch_size=4, verbose=verbose, callbacks=[seen, backup])
@@ -112,7 +112,7 @@ class BackupFilesTest(tf.test.TestCase, parameterized.TestCase):
 
         removed = At(2, lambda: shutil.rmtree(self.path))
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile("adam", "mse")
+        model.compile("sgd", "mse")
         backup = BackupAndRestore(self.path, save_freq=3)
         model.fit(
             *(X, Y),
