@@ -201,7 +201,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         ),
         ("tokens", lambda path: data.tokens(_other_rows(path), 1)),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=5)
     def test_other_data_of_the_same_shape_has_a_cache_of_its_own(self, make):
         # Hundreds of records, so that no sample of them tells.
         folder = self.create_tempdir().full_path
@@ -224,6 +224,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         return self._file(parse=lambda x: tf.fill([9], tf.strings.as_string(x)))
 
     @parameterized.parameters("0.bin", "sums.bin", "records.tfrecord")
+    @pytest.mark.crossing(every=2)
     def test_a_damaged_record_of_a_cache_is_no_record(self, file):
         # Once the error did not say which file it was.
         make = self._strings if file == "records.tfrecord" else self._file

@@ -84,6 +84,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(seen(model), np.ones(ROWS))
 
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
+    @pytest.mark.crossing(every=2)
     def test_several_steps_of_one_execution_count(self, make):
         model = compiled(make(), steps_per_execution=2)
         train = pipeline()

@@ -1,6 +1,7 @@
 """A mixture: weights, each record once in its own epoch, exact positions."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -74,6 +75,7 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(set(each), sum(_SIZES))
 
     @parameterized.parameters("repeat", "stop", "renormalise")
+    @pytest.mark.crossing(every=3)
     def test_resume_at_every_batch_and_with_two_workers(self, exhausted):
         source = _mix(exhausted)
         pipeline = data.pipeline(source, batch_size=4, remainder="drop")

@@ -215,7 +215,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         pyarrow.list_(pyarrow.float32()),
         pyarrow.list_(pyarrow.bool_()),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_lists_of_numbers(self, kind):
         # As many as are tried to be parsed by batches are of one length.
         lists = [[1, 0, 1]] * 3000 + [[], None, [0], [1, 1, 0, 1]]
