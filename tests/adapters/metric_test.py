@@ -80,6 +80,7 @@ def history(strategy=None, microbatches=1):
                 two_errors,
                 MeanTimesRows(),
             ],
+            run_eagerly=not strategy and microbatches == 1,
         )
     return model.fit(
         *(X, Y),

@@ -55,7 +55,7 @@ class PlanTest(parameterized.TestCase):
         y = x[:, ::-1]
         keras.utils.set_random_seed(1)
         plain = _mlp()
-        plain.compile("sgd", "mse")
+        plain.compile("sgd", "mse", run_eagerly=True)
         expected = plain.fit(x, y, batch_size=16, epochs=2, verbose=0)
         keras.utils.set_random_seed(1)
         with plan.strategy().scope():

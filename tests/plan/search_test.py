@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -21,9 +22,14 @@ def _table(**options):
     return dataclasses.replace(table, **options)
 
 
+@functools.cache
+def _ranked():
+    return search.rank(_table(), 16, 64, H100)
+
+
 class RankTest(parameterized.TestCase):
     def test_all_fit_and_the_fastest_is_first(self):
-        found = search.rank(_table(), 16, 64, H100)
+        found = _ranked()
         times = [p.step_seconds for p in found]
         self.assertEqual(times, sorted(times))
         for p in found:
@@ -40,7 +46,7 @@ class RankTest(parameterized.TestCase):
 
     def test_memory_decides_what_is_there(self):
         # 6 billion weights, 16 bytes each, are no copy for each device.
-        found = search.rank(_table(), 16, 64, H100)
+        found = _ranked()
         self.assertGreater(
             min(
                 p.settings.pipeline * p.settings.model
@@ -51,7 +57,7 @@ class RankTest(parameterized.TestCase):
         )
 
     def test_of_each_mesh_the_best(self):
-        found = search.rank(_table(), 16, 64, H100)
+        found = _ranked()
         best = search.best_of_each_mesh(found)
         self.assertIs(best[0], found[0])
         meshes = [
@@ -61,7 +67,7 @@ class RankTest(parameterized.TestCase):
         self.assertLen(set(meshes), len(meshes))
 
     def test_the_frontier_has_what_nothing_is_better_than(self):
-        found = search.rank(_table(), 16, 64, H100)
+        found = _ranked()
         best = search.frontier(found)
         for p in best:
             for other in found:
@@ -71,7 +77,7 @@ class RankTest(parameterized.TestCase):
                 )
 
     def test_says_why_one_is_slower(self):
-        fast, *_ = search.rank(_table(), 16, 64, H100)
+        fast, *_ = _ranked()
         slow = dataclasses.replace(
             fast, seconds={**fast.seconds, "bubble": 10 * fast.step_seconds}
         )

@@ -1,3 +1,5 @@
+import functools
+
 import keras
 from absl.testing import absltest
 
@@ -10,11 +12,17 @@ from tfscale.plan.cost import Settings
 from tfscale.plan.device import DEVICES
 from tfscale.plan.traced import trace_table
 
-LAYERS, WIDTH, LENGTH = 4, 64, 32
+LAYERS, WIDTH, LENGTH = 2, 64, 32
 
 
 def _gpt():
     return gpt.build_gpt(LAYERS, WIDTH, 4, LENGTH, 0.0)
+
+
+@functools.cache
+def _table():
+    """Of one rank and of two."""
+    return trace_table(_gpt, (1, 2))
 
 
 class Whole(keras.Model):
@@ -50,7 +58,7 @@ class TraceTableTest(absltest.TestCase):
             self.assertIsNone(variable._value)
 
     def test_flops_are_those_of_the_formula(self):
-        table = trace_table(_gpt, (1,))
+        table = _table()
         products = LAYERS * (24 * WIDTH**2 + 4 * LENGTH * WIDTH)
         products += 2 * WIDTH * gpt.VOCABULARY
         self.assertAlmostEqual(table.flops / (LENGTH * products), 1, delta=0.05)
@@ -62,7 +70,7 @@ class TraceTableTest(absltest.TestCase):
         pipeline = make_plan(_gpt(), one_f_one_b(2, m), "flops")
         stages = stage_memory(pipeline, rows)
         predictor = Predictor(
-            trace_table(_gpt, (1,)),
+            _table(),
             rows * m,
             DEVICES["H100"],
             cuts=lambda *_: (len(pipeline.stages[0].calls),),
@@ -76,7 +84,7 @@ class TraceTableTest(absltest.TestCase):
         )
 
     def test_ranks_divide_blocks_and_sum_four_times(self):
-        table = trace_table(_gpt, (1, 2))
+        table = _table()
         one, two = table.by_ranks[1], table.by_ranks[2]
         half = sum(layer.forward.flops for layer in two) / table.flops
         self.assertAlmostEqual(half, 0.5, delta=0.02)

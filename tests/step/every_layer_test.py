@@ -1,6 +1,6 @@
 """Every layer of `keras.layers`, in microbatches and on replicas.
 
-A model has a branch for each layer of a quarter of them, so that few traces are
+A model has a branch for each layer of an eighth of them, so that few traces are
 enough. What stands in none of the tables below is a test that fails: a release
 of Keras that adds a layer asks where it belongs.
 """
@@ -212,13 +212,13 @@ NOT_TRIED = (
 )
 
 
-def branches_of(quarter):
-    """Every fourth layer of the table."""
-    return dict(itertools.islice(_table().items(), quarter, None, 4))
+def branches_of(eighth):
+    """Every eighth layer of the table."""
+    return dict(itertools.islice(_table().items(), eighth, None, 8))
 
 
-def build(quarter):
-    branches = branches_of(quarter)
+def build(eighth):
+    branches = branches_of(eighth)
     inputs, stems = {}, {}
     for name in dict.fromkeys(shape for shape, _ in branches.values()):
         is_whole = name == "numbers"
@@ -262,14 +262,14 @@ class EveryLayerTest(parameterized.TestCase):
             lambda job: same_numbers.on_mesh(job, 1, 2),
             lambda job: same_numbers.on_zero(job, data=2, zero_stage=0),
         ),
-        quarter=(0, 1, 2, 3),
+        eighth=tuple(range(8)),
     )
-    @pytest.mark.crossing(every=8)
-    def test_all_are_those_of_one_device(self, train, quarter):
+    @pytest.mark.crossing(every=16)
+    def test_all_are_those_of_one_device(self, train, eighth):
         x = {
             name: RANDOM.normal(size=(ROWS, *SHAPES[name])).astype("float32")
             for name in dict.fromkeys(
-                shape for shape, _ in branches_of(quarter).values()
+                shape for shape, _ in branches_of(eighth).values()
             )
         }
         if "numbers" in x:
@@ -279,7 +279,7 @@ class EveryLayerTest(parameterized.TestCase):
             x["picture"] = x["picture"].astype("float32")
         y = RANDOM.normal(size=(ROWS, 1)).astype("float32")
         job = same_numbers.Job(
-            functools.partial(build, quarter),
+            functools.partial(build, eighth),
             dict(x=x, y=y, batch_size=ROWS),
             lambda: keras.optimizers.SGD(1e-3),
         )

@@ -31,6 +31,7 @@ def train(reduction, strategy=None, num_microbatches=None, callbacks=()):
             keras.losses.SparseCategoricalCrossentropy(
                 from_logits=True, reduction=reduction
             ),
+            run_eagerly=not strategy and not callbacks,
         )
     # Replicas and microbatches of different sizes.
     model.fit(
@@ -57,7 +58,7 @@ def sharded(strategy=None, layouts=None):
         optimizer = keras.optimizers.Adam(
             0.01, global_clipnorm=0.1, use_ema=True, ema_momentum=0.7
         )
-        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse", run_eagerly=strategy is None)
     model.fit(X, X[:, :4], batch_size=8, shuffle=False, verbose=0)
     return [np.array(v) for v in [*model.variables, *optimizer.variables]]
 

@@ -36,7 +36,7 @@ def way():
             ]
         )
         model = tfscale.PipelineModel(model, num_microbatches=2)
-        model.compile("adam", "mse")
+        model.compile("sgd", "mse")
     x = np.ones((8, 4), "float32")
     model.fit(x, x, batch_size=8, verbose=0)
     model.train_function = None

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from keras import ops
@@ -125,6 +126,7 @@ class OwnOptimizerTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         mesh=list(MESHES), optimizer=(ByNorm, Clipping, Centralizing)
     )
+    @pytest.mark.crossing(every=2)
     def test_is_refused_by_name_where_it_gets_shards(self, mesh, optimizer):
         model = on(mesh, lambda: optimizer(0.1))
         before = model.get_weights()

@@ -73,6 +73,7 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
     def test_has_the_numbers_of_one_device(self, *sizes):
         self.check(*sizes)
 
+    @pytest.mark.crossing
     def test_for_evaluations_only(self):
         self.check(2, by_epoch=False)
 
@@ -80,6 +81,7 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
     def test_of_pipelines(self):
         self.check(2, 2, 1)
 
+    @pytest.mark.crossing
     def test_of_variables_of_which_some_are_whole(self):
         self.check(2, build=zero_test.odd)
 
@@ -87,7 +89,7 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
     def test_under_loss_scaling(self):
         self.check(2, make_optimizer=scaled)
 
-    @parameterized.parameters(True, False)
+    @parameterized.parameters(False, True)
     @pytest.mark.crossing(every=2)
     def test_of_weights_that_replicas_divide(self, by_epoch):
         with fully_sharded_test.small_weights_divided():

@@ -198,6 +198,7 @@ class OwnStateTest(parameterized.TestCase):
         self.assertRegex(said, "'.*of_loss[:0]*'")
 
     @parameterized.parameters(RunningMean, CallCounter, Normed)
+    @pytest.mark.crossing(every=3)
     def test_each_change_is_warned_of_once_in_microbatches(self, kind):
         _, (said,) = fit(kind, accumulated=4)
         self.assertRegex(said, "once per microbatch, .*/(mean|calls|norm)'")

@@ -138,7 +138,13 @@ class Undecided(Own):
 
 
 def history(
-    metric, wrap=lambda model: model, rows=24, microbatches=1, how=None, **axes
+    metric,
+    wrap=lambda model: model,
+    rows=24,
+    microbatches=1,
+    how=None,
+    eagerly=False,
+    **axes,
 ):
     """What `fit` and `evaluate` log of a metric."""
     same_numbers.reset()
@@ -147,7 +153,8 @@ def history(
         model = wrap(keras.Sequential([keras.Input((4,)), *layers]))
         is_class = isinstance(metric, type)
         metrics = [metric() if is_class else metric]
-        model.compile("sgd", "mse", **(how or {"metrics": metrics}))
+        how = how or {"metrics": metrics}
+        model.compile("sgd", "mse", run_eagerly=eagerly, **how)
     fit = model.fit(
         *(X[:rows], Y[:rows]),
         batch_size=8,
@@ -184,18 +191,20 @@ class MetricsOfReplicasTest(parameterized.TestCase):
         for name, value in expected.items():
             same_numbers.assert_close(found[name], value, name)
 
-    @parameterized.parameters(OwnMean, OwnUpdateOfMean, GatheredMaximum)
-    @pytest.mark.crossing(every=3)
-    def test_what_adds_up_or_gathers_is_that_of_one_device(self, metric):
-        expected = history(metric)
-        for wrap in (lambda model: model, pipeline):
-            found = history(metric, wrap, data=2)
-            self.assertEqual(set(found), set(expected))
-            for name, value in expected.items():
-                same_numbers.assert_close(found[name], value, name)
+    @parameterized.product(
+        metric=(OwnMean, OwnUpdateOfMean, GatheredMaximum),
+        wrap=(lambda model: model, pipeline),
+    )
+    @pytest.mark.crossing(every=6)
+    def test_what_adds_up_or_gathers_is_that_of_one_device(self, metric, wrap):
+        expected = history(metric, eagerly=True)
+        found = history(metric, wrap, data=2)
+        self.assertEqual(set(found), set(expected))
+        for name, value in expected.items():
+            same_numbers.assert_close(found[name], value, name)
 
     def test_a_mean_over_replicas_may_be_asked_for(self):
-        expected = history(MeanOfLasts)
+        expected = history(MeanOfLasts, eagerly=True)
         for name, value in history(MeanOfLasts, data=2).items():
             same_numbers.assert_close(value, expected[name], name)
 
@@ -260,10 +269,10 @@ class MetricsOfPartsTest(parameterized.TestCase):
         (max_error, dict(pipeline=2, wrap=pipeline)),
         (LastValue, dict(pipeline=2, wrap=pipeline)),
     )
-    @pytest.mark.crossing(every=9)
+    @pytest.mark.crossing(every=18)
     def test_others_are_those_of_one_device(self, metric, options):
         # Of the last batch some replicas have no row.
-        expected = history(metric, rows=17)
+        expected = history(metric, rows=17, eagerly=True)
         found, said = self.said(metric, rows=17, **options)
         self.assertEqual(said, [])
         self.assertEqual(set(found), set(expected))
@@ -287,7 +296,11 @@ class MetricsOfPartsTest(parameterized.TestCase):
                 layers = [embedding, keras.layers.Dense(4)]
                 model = keras.Sequential([keras.Input((4,)), *layers])
                 loss = keras.losses.SparseCategoricalCrossentropy(True)
-                model.compile("sgd", loss, metrics=[is_token])
+                model.compile(
+                    *("sgd", loss),
+                    metrics=[is_token],
+                    run_eagerly=strategy is None,
+                )
             return model.fit(
                 *(tokens, tokens),
                 batch_size=24,

@@ -276,7 +276,9 @@ class OneAfterTheOtherTest(absltest.TestCase):
         same_numbers.reset()
         model = dense()
         model.compile(
-            adam(), of_classes(), metrics=["accuracy"], run_eagerly=run_eagerly
+            *(momentum(), of_classes()),
+            metrics=["accuracy"],
+            run_eagerly=run_eagerly,
         )
         for each in callbacks:
             if each == "compile":
