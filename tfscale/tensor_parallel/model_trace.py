@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.propagation import graph_facts
@@ -100,11 +101,11 @@ def num_operations() -> int:
 class TracedModel:
     """A traced model.
 
-    `inputs` are those that could have a gradient. `outputs` are flat, with the
-    losses that layers have added, which are whole too; they end where Python
-    failed on a rank's shapes. `nums_of_calls` says how many `calls` there are
-    after each mode, `differentiable` are placeholders of trainable variables,
-    `generators` of the states of generators, by id.
+    `inputs` are those that could have a gradient. `outputs` are flat, with
+    their masks and the losses that layers have added, which are whole too; they
+    end where Python failed on a rank's shapes. `nums_of_calls` says how many
+    `calls` there are after each mode, `differentiable` are placeholders of
+    trainable variables, `generators` of the states of generators, by id.
     """
 
     graph: tf.Graph
@@ -186,7 +187,9 @@ def _call(model, records, inputs, modes):
             with keras.StatelessScope(
                 state_mapping=list(zip(variables, values)), collect_losses=True
             ) as scope:
-                outputs += keras.tree.flatten(model(inputs, training=training))
+                flat = keras.tree.flatten(model(inputs, training=training))
+            masks = [symbols.get_keras_mask(x) for x in flat]
+            outputs += flat + [x for x in masks if x is not None]
             outputs += scope.losses
             nums_of_calls.append(len(records.calls))
     except Exception:

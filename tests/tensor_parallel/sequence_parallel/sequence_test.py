@@ -159,6 +159,15 @@ def composite():
     return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
 
 
+def masked():
+    """Its last layer computes a mask of what ranks have a part of."""
+    inputs = keras.Input((LENGTH, 12))
+    up = LAYERS.Dense(24, activation="relu", use_bias=False, name="up")
+    x = LAYERS.Dense(4, use_bias=False, name="down")(up(inputs))
+    x = LAYERS.LayerNormalization(center=False, name="norm")(x)
+    return keras.Model(inputs, LAYERS.Masking(name="mask")(x))
+
+
 class Conditioned(keras.Model):
     """Adds what a layer of its own has computed to each time step."""
 
@@ -181,11 +190,14 @@ class Conditioned(keras.Model):
         return self.inner([x, self.first(x[:, :1])])
 
 
-def of_vectors(build):
+def of_vectors(build, num_empty=0):
+    """Of the first steps so many are all zero."""
+    x = RANDOM.randn(24, LENGTH, 12).astype("float32")
+    x[:, :num_empty] = 0.0
     return same_numbers.Job(
         build,
         dict(
-            x=RANDOM.randn(24, LENGTH, 12).astype("float32"),
+            x=x,
             y=RANDOM.randn(24, LENGTH, 4).astype("float32"),
             batch_size=8,
         ),
@@ -218,6 +230,7 @@ JOBS = {
     "noisy": (of_vectors(noisy), PAIR),
     "composite": (of_vectors(composite), PAIR),
     "conditioned": (of_vectors(Conditioned), PAIR),
+    "masked": (of_vectors(masked, num_empty=3), PAIR),
     "two_lengths": (of_vectors(two_lengths), PAIR),
     "explicit": (
         same_numbers.Job(
@@ -323,12 +336,13 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("shared_norm", 2),
         ("noisy", 2),
         ("composite", 2),
+        ("masked", 2),
         ("gpt_adam", 2, 2, 2),
         ("gpt2", 2, 1, 2),
         ("block_adam", 2, 2, 1, 1),
         ("gpt2", 2, 1, 2, 0, True),
     )
-    @pytest.mark.crossing(every=18)
+    @pytest.mark.crossing(every=19)
     def test_of_one_device(self, name, *sizes):
         outcome, model = train(name, *sizes)
         same_numbers.assert_same(
