@@ -159,6 +159,15 @@ class TraceTableTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "a model that is built"):
             trace_table(Whole, (1,))
 
+    def test_a_function_that_compiles_is_refused(self):
+        def build_model():
+            model = _gpt()
+            model.compile("adam", "mse")
+            return model
+
+        with self.assertRaisesRegex(ValueError, "`compile` to the code after"):
+            trace_table(build_model, (1,))
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -45,9 +45,9 @@ def plan(
     "Reducing Activation Recomputation in Large Transformer Models".
 
     Args:
-        build_model: A function of no arguments that builds the model. A model
-            with a `call` of its own cannot be cut. It is planned for the
-            other axes, and the `notes` of the result say so.
+        build_model: A function of no arguments that builds the model and does
+            not compile it. A model with a `call` of its own cannot be cut. It
+            is planned for the other axes, and the `notes` of the result say so.
         num_devices: Devices to use, all of them.
         batch_size: Examples of a step, over all replicas.
         device: `"A100"`, `"H100"`, `"H200"`, `"TPU v5e"`, `"TPU v6e"`, a
@@ -60,7 +60,8 @@ def plan(
     Raises:
         TypeError: If `build_model` is not a function that returns a model, a
             number is not an integer, or `device` has another type.
-        ValueError: If a number is less than 1, the model is not built, no
+        ValueError: If a number is less than 1, the model is not built,
+            `build_model` compiles it or creates a variable of a value, no
             preset has that name, nothing divides the batch, or no plan fits:
             the message then says what the smallest needs and what helps most.
 

@@ -38,9 +38,24 @@ def trace_table(
         # Keras would make all values at the end of this scope, or of the
         # next one in this thread. The thread ends before that.
         with keras.StatelessScope(initialize_variables=False):
-            return _Tracer(build_model()).table(ranks)
+            return _Tracer(_build(build_model)).table(ranks)
 
     return build_aside(trace)
+
+
+def _build(build_model):
+    try:
+        return build_model()
+    except ValueError as error:
+        if "in a stateless scope" not in str(error):
+            raise
+        raise ValueError(
+            "`build_model` must build a model whose variables need no values: "
+            "none gets one. Received: a function that creates a variable of a "
+            "value, as optimizers and `compile` do. Leave `compile` to the "
+            "code after `plan`, and create variables by `add_weight` with a "
+            "shape and an initializer."
+        ) from error
 
 
 class _Tracer:
