@@ -630,6 +630,31 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         bias = model.layers[1].bias
         self.assertEqual(bias.value.values[0].shape, (32,))
 
+    def test_what_fit_builds_is_divided(self):
+        """Each replica had all of it, as the creator knew no layer."""
+
+        def left_to_fit():
+            return keras.Sequential([layers.Dense(32), layers.Dense(1)])
+
+        def fit(model):
+            y = VECTORS[:8, :, :1]
+            model.fit(VECTORS[:8], y, batch_size=8, epochs=2, verbose=0)
+            return model.get_weights()
+
+        model = self.model(build=left_to_fit)
+        with self.assertRaisesRegex(ValueError, "must find weights to divide"):
+            fit(model)  # none of them has 4,096 elements
+        model = self.model(build=left_to_fit)
+        with small_weights_divided():
+            found = fit(model)
+        for component in model.layers[0].kernel.value.values:
+            self.assertEqual(component.shape, (8, 32))
+        same_numbers.reset()
+        plain = left_to_fit()
+        plain.compile(keras.optimizers.Adam(1e-2), "mse")
+        for one, other in zip(fit(plain), found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
     def test_small_weights_stay_whole_with_their_slots(self):
         same_numbers.reset()
         mesh = tfscale.device_mesh(data=2)

@@ -18,7 +18,7 @@ def check(extended: Any, fn: Callable) -> None:
     extended.layouts.check_all_matched(extended.variable_creator.paths)
     _check_not_compiled(extended, fn)
     _check_has_pipeline(extended, fn)
-    _check_divides_weights(extended)
+    _check_divides_weights(extended, fn)
 
 
 def _check_has_pipeline(extended, fn):
@@ -43,8 +43,10 @@ def _check_has_pipeline(extended, fn):
         )
 
 
-def _check_divides_weights(extended):
+def _check_divides_weights(extended, fn):
     states, paths = extended.optimizer_states, extended.variable_creator.paths
+    # What `fit` builds is of no layer that the creator knows.
+    paths = paths or [variable.path for variable in _trained_by(fn)]
     if extended.gathers_weights and paths and not states.max_gathered_bytes:
         raise ValueError(
             "zero_stage=3 must find weights to divide: trainable ones of "

@@ -79,7 +79,9 @@ class VariableCreator:
         caller, states = callers[-1], self._optimizer_states
         is_state = isinstance(caller, keras.optimizers.Optimizer)
         is_of_layer = isinstance(caller, keras.layers.Layer)
-        is_weight = is_of_layer and kwargs.get("trainable")
+        # Of what `fit` builds no layer is known; it trains nothing else late.
+        is_late = caller is None and _late_variable(**kwargs) is not None
+        is_weight = (is_of_layer or is_late) and kwargs.get("trainable")
         if states.are_on_host and is_state:
             devices = [host_of(device) for device in devices]
         if is_of_layer:
@@ -221,13 +223,15 @@ def _callers_and_path(name, initial_value, **_):
     """
     callers = attributes.name_scope_callers() or [None]
     late = _late_variable(initial_value)
+    if late is not None and callers == [None]:
+        return callers, late.path
     if late is not None and isinstance(callers[-1], keras.layers.Layer):
         around = _layers_around(late, callers[-1], set()) or []
         return [*callers, *around], late.path
     return callers, f"{symbols.current_path()}/{name}"
 
 
-def _late_variable(initial_value):
+def _late_variable(initial_value, **_):
     """The Keras variable that is being created, if it is created late.
 
     `initial_value` is then a function that refers to it.
