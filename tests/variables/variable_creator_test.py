@@ -51,7 +51,7 @@ def job():
 
 class LateVariablesTest(tf.test.TestCase):
     def test_has_the_numbers_of_one_device_and_is_sharded(self):
-        outcome = same_numbers.on_ranks(job(), 2, 2, LAYOUTS)
+        outcome = same_numbers.on_ranks(job(), 2, layouts=LAYOUTS)
         same_numbers.assert_same(
             self,
             same_numbers.on_one_device(job()),
