@@ -63,18 +63,16 @@ def on_mesh(name, data, metrics=(), **options):
 
 
 @functools.cache
-def of_two_replicas(name):
-    return on_mesh(name, 2)
+def trained(name, data):
+    return on_mesh(name, data)
 
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.parameters(*OPTIONS)
-    @pytest.mark.crossing(every=8)
-    def test_of_one_device(self, name):
+    @parameterized.parameters(("smooth", 1), *((name, 2) for name in OPTIONS))
+    @pytest.mark.crossing(every=5)
+    def test_of_one_device(self, name, data):
         same_numbers.assert_same(
-            self,
-            same_numbers.on_one_device(job(name)),
-            of_two_replicas(name),
+            self, same_numbers.on_one_device(job(name)), trained(name, data)
         )
 
     @pytest.mark.crossing
@@ -124,7 +122,7 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("train_step", "test_step")
     @pytest.mark.crossing(every=2)
     def test_no_device_has_all_logits(self, step):
-        model = of_two_replicas("smooth").model
+        model = trained("smooth", 1).model
         shapes = self.shapes_of_a_step(model, getattr(model, step))
         # Of a microbatch, in the functions of the last stage.
         self.assertIn((4, 5, VOCABULARY // 2), shapes)

@@ -324,7 +324,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
                 if "pipeline" in axes:
                     model = tfscale.PipelineModel(model, num_microbatches=2)
                 optimizer = keras.optimizers.SGD(0.1)
-                model.compile(optimizer, "mse")
+                model.compile(optimizer, "mse", run_eagerly=not axes)
             y = np.ones((len(x), *plain.output_shape[1:]), "float32")
             model.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False)
             return {v.path: v.numpy() for v in plain.trainable_variables}

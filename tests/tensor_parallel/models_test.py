@@ -447,9 +447,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         outcome = same_numbers.on_ranks(job, 2, 1, PAIR)
         same_numbers.assert_same(self, expected, outcome, TOLERANCE[policy])
 
-    @parameterized.parameters({}, {"run_eagerly": True})
-    @pytest.mark.crossing(every=2)
-    def test_methods_of_a_model(self, **options):
+    @parameterized.parameters((1, {}), (2, {}), (2, {"run_eagerly": True}))
+    @pytest.mark.crossing(every=3)
+    def test_methods_of_a_model(self, num_replicas, options):
         def train(model):
             model.compile(keras.optimizers.Adam(0.01), "mse", **options)
             x, y = VECTORS["x"], VECTORS["y"]
@@ -461,7 +461,8 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 *model.get_weights(),
             ]
 
-        for expected, found in zip(*both(train), strict=True):
+        pair = both(train, num_replicas=num_replicas)
+        for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
     def test_a_reversible_embedding_gives_its_mask(self):
@@ -475,7 +476,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         x = np.array([[1, 2, 0, 0, 0, 0], [3, 4, 5, 0, 0, 0]])
         layouts = {"table/embeddings": ("model", None)}
         expected, found = both(
-            lambda model: model.predict(x, verbose=0), masked, layouts
+            lambda model: model.predict(x, verbose=0), masked, layouts, 1
         )
         self.assertAllClose(found, expected)
 
@@ -484,7 +485,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         x = RANDOM_TOKENS[:8] - 24
         layouts = {"table/embeddings": ("model", None)}
         expected, found = both(
-            lambda model: model.predict(x, verbose=0), looked_up, layouts
+            lambda model: model.predict(x, verbose=0), looked_up, layouts, 1
         )
         same_numbers.assert_close(found, expected)
 
@@ -576,7 +577,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 ).scope()
             with scope:
                 model = centred(axis)
-                model.compile(keras.optimizers.SGD(0.1), "mse")
+                model.compile(
+                    keras.optimizers.SGD(0.1), "mse", run_eagerly=not on_mesh
+                )
             model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
             results.append([*model.get_weights(), model.predict(x, verbose=0)])
         for expected, found in zip(*results, strict=True):
@@ -594,14 +597,14 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         layouts = {"up/kernel": (None, "model"), "down/kernel": ("model", None)}
         x = RANDOM.randn(4, 6, 4).astype("float32")
 
-        def fitted():
+        def fitted(**options):
             keras.utils.set_random_seed(0)
             model = build()
-            model.compile("sgd", "mse")
+            model.compile("sgd", "mse", **options)
             model.fit(x, x, 4, epochs=2, verbose=0)
             return model.predict(x, verbose=0)
 
-        expected = fitted()
+        expected = fitted(run_eagerly=True)
         mesh = tfscale.device_mesh(model=2)
         with (
             tfscale.MeshStrategy(mesh, layouts).scope(),
@@ -637,7 +640,13 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             dropped = LAYERS.Dropout(0.5, seed=1, name="dropped")
             around = keras.Sequential([keras.Input((12,)), dropped, up])
             inside = keras.Model(model.input, dropped(up.output))
-            for trained in (model, inside, around, hidden, model):
+            if not tf.distribute.has_strategy():  # as `model` is
+                for other in (inside, around, hidden):
+                    other.compile = functools.partial(
+                        other.compile, run_eagerly=True
+                    )
+            model.predict(x, verbose=0)
+            for trained in (inside, around, hidden, model):
                 trained.compile(keras.optimizers.SGD(0.1), "mse")
                 target = y.repeat(2, 1)[:, : trained.output_shape[-1]]
                 trained.fit(x, target, batch_size=16, shuffle=False, verbose=0)

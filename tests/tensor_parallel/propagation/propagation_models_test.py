@@ -11,6 +11,7 @@ import functools
 import keras
 import keras_hub
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -327,6 +328,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         # Of two heads for keys and values no four ranks have one each.
         if num_ranks == 2 or make in (multi_head, transformer_decoder, gpt2)
     )
+    @pytest.mark.crossing(every=4)
     def test_parts_arrive_at_the_row_split_layers(
         self, make, shape, num_ranks, arguments
     ):
@@ -390,6 +392,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for length, shape in (("fixed", HIDDEN_STATES), ("any", ANY_LENGTH))
         for name, make, arguments in WITH_DROPOUT
     )
+    @pytest.mark.crossing(every=3)
     def test_dropout_leaves_parts_sharded(self, make, shape, arguments):
         made = make()
         self._assert_all_sharded(

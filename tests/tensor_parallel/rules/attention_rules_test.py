@@ -31,10 +31,10 @@ LAYOUTS = {
 }
 
 
-def grouped(num_key_value_heads):
-    """Two layers of self-attention."""
+def grouped(num_key_value_heads, num_layers=2):
+    """Layers of self-attention."""
     x = inputs = keras.Input((5, 8))
-    for index in range(2):
+    for index in range(num_layers):
         y = keras.layers.GroupQueryAttention(
             2,
             12,
@@ -89,7 +89,12 @@ def subclassed(num_key_value_heads):
     return model
 
 
-KINDS = {"grouped": grouped, "crossed": crossed, "subclassed": subclassed}
+KINDS = {
+    "one_layer": functools.partial(grouped, num_layers=1),
+    "grouped": grouped,
+    "crossed": crossed,
+    "subclassed": subclassed,
+}
 
 
 def vectors(build):
@@ -163,6 +168,7 @@ def one_device_of_hub(name):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
+        ("one_layer", *SIZES[0]),
         *(("grouped", *size) for size in SIZES),
         ("crossed", 2, 4, 1),
         ("crossed", 4, 3, 1),
@@ -223,7 +229,7 @@ class WithoutGatherTest(tf.test.TestCase):
         strategy = tfscale.MeshStrategy(mesh, layout_map)
         with strategy.scope():
             # 12 heads in all, 3 on each rank, and no other dim like these.
-            model = grouped(2)
+            model = grouped(2, num_layers=1)
 
         @tf.function(autograph=False)
         def run(x):
