@@ -91,10 +91,11 @@ class Counting(keras.layers.Layer):
 class CutTest(tf.test.TestCase, parameterized.TestCase):
     def check(self, build, layer, y, strategy=None, file=None):
         """Losses and weights are those of the whole model, frozen as it is."""
+        is_plain = strategy is None
         strategy = strategy or tf.distribute.get_strategy()
         with strategy.scope():
             whole, model = build(), build()
-            whole.compile("adam", "mse")
+            whole.compile("adam", "mse", run_eagerly=is_plain)
             prefix, suffix = tfscale.cut(model, layer)
             suffix.compile("adam", "mse")
         features = prefix.predict(X, batch_size=8, verbose=0)
@@ -161,7 +162,7 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
             prefix, suffix = tfscale.cut(model, "d2")
             suffix = tfscale.PipelineModel(suffix, 2)
             suffix.compile("adam", "mse")
-        whole.compile("adam", "mse")
+        whole.compile("adam", "mse", run_eagerly=True)
         features = prefix.predict(X, verbose=0)
         whole.fit(pipeline(X, Y), verbose=0)
         suffix.fit(pipeline(features, Y), verbose=0)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -14,6 +12,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests import forked_python
 from tests import same_numbers
 from tfscale.pipeline import PipelineModel
 
@@ -21,6 +20,8 @@ RANDOM = np.random.RandomState(0)
 FEATURES = RANDOM.normal(size=(34, 6)).astype("float32")
 LABELS = RANDOM.randint(0, 3, 34)
 DATA = dict(x=FEATURES, y=LABELS, batch_size=16)
+# No batch of another size, for which functions are traced or compiled again.
+WHOLE_BATCHES = dict(x=FEATURES[:32], y=LABELS[:32], batch_size=16)
 
 
 def build():
@@ -101,7 +102,7 @@ class SameNumbersTest(parameterized.TestCase):
             ]
             return keras.Sequential([keras.Input((6,)), *layers])
 
-        rows = dataclasses.replace(job(), build=recurrent)
+        rows = dataclasses.replace(job(WHOLE_BATCHES), build=recurrent)
         xla = dataclasses.replace(
             rows, compile=lambda: dict(metrics=["accuracy"], jit_compile=True)
         )
@@ -186,6 +187,7 @@ class MethodsTest(parameterized.TestCase):
         self.compile(self.plain)
         with strategy.scope():
             self.compile(self.pipeline)
+        self.plain.run_eagerly = True
 
     def compile(self, model):
         model.compile(
@@ -240,9 +242,10 @@ class MethodsTest(parameterized.TestCase):
             inputs = keras.Input((None,), dtype="int32")
             x = keras.layers.Embedding(4, 8)(inputs)
             model = keras.Model(inputs, keras.layers.Dense(4)(x))
-            if tf.distribute.has_strategy():
+            in_scope = tf.distribute.has_strategy()
+            if in_scope:
                 model = PipelineModel(model, 2)
-            model.compile("sgd", "mse")
+            model.compile("sgd", "mse", run_eagerly=not in_scope)
             model.fit(tokens, np.ones((4, 6, 4)), 4, verbose=0)
             return model.predict(tokens[:, :5], verbose=0)
 
@@ -257,7 +260,7 @@ class MethodsTest(parameterized.TestCase):
 
     def test_train_on_batch(self):
         model = without_norm()
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
         with self.pipeline.distribute_strategy.scope():
             inner = without_norm()
             pipeline = PipelineModel(inner, 3, balance=["b"])
@@ -279,12 +282,13 @@ class MethodsTest(parameterized.TestCase):
 
 PROGRAM = """
 import sys
+for name in list(sys.modules):
+    if name.partition(".")[0] == "tfscale":
+        sys.modules[name] = None  # importing it is an error
 import keras
 import numpy as np
-import pytest
-import tensorflow as tf
+keras.saving.get_custom_objects().clear()
 model = keras.models.load_model(sys.argv[1])
-assert "tfscale" not in sys.modules
 x = np.load(sys.argv[2])
 np.save(sys.argv[3], model.predict(x, verbose=0))
 print(type(model).__name__, model.optimizer.iterations.numpy())
@@ -319,14 +323,7 @@ class SavingTest(parameterized.TestCase):
         model.save(self.path("model.keras"))
         np.save(self.path("x.npy"), FEATURES)
         arguments = map(self.path, ("model.keras", "x.npy", "y.npy"))
-        result = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        result = forked_python.run(["-c", PROGRAM, *arguments], self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stdout.split()[-2:], ["Functional", "3"])
         same_numbers.assert_close(
@@ -335,11 +332,12 @@ class SavingTest(parameterized.TestCase):
 
     def test_a_loaded_model_trains_on_as_plain_keras_and_as_pipeline(self):
         model = self.pipeline("b")
-        model.fit(**DATA, shuffle=False, verbose=0)
+        model.fit(**WHOLE_BATCHES, shuffle=False, verbose=0)
         model.save(self.path("model.keras"))
         plain = keras.models.load_model(self.path("model.keras"))
-        plain.fit(**DATA, shuffle=False, verbose=0)
-        model.fit(**DATA, shuffle=False, verbose=0)
+        plain.run_eagerly = True
+        plain.fit(**WHOLE_BATCHES, shuffle=False, verbose=0)
+        model.fit(**WHOLE_BATCHES, shuffle=False, verbose=0)
         for expected, actual in zip(
             plain.variables + plain.optimizer.variables,
             model.model.variables + model.optimizer.variables,
@@ -352,7 +350,7 @@ class SavingTest(parameterized.TestCase):
         plain.save_weights(self.path("plain.weights.h5"))
         early = self.pipeline("b", 2, "plain.weights.h5")
         self.equal(plain, early.model)
-        early.fit(**DATA, verbose=0)
+        early.fit(**WHOLE_BATCHES, verbose=0)
         early.save_weights(self.path("early.weights.h5"))
         late = self.pipeline("c", 1, "early.weights.h5")
         self.equal(early.model, late.model)

@@ -486,8 +486,10 @@ class AssigningTest(parameterized.TestCase):
             spectral_normalization, dict(**BY_VALUES, batch_size=16)
         )
         one = same_numbers.on_one_device(spectral)
-        for recompute in (True, False):
-            many = same_numbers.on_mesh(spectral, 2, 1, 2, recompute=recompute)
+        for recompute, replicas in ((True, 1), (False, 2)):
+            many = same_numbers.on_mesh(
+                spectral, 2, 1, replicas, recompute=recompute
+            )
             same_numbers.assert_same(self, one, many)
 
 
@@ -498,5 +500,5 @@ class ComplexTest(parameterized.TestCase):
             complex_tensors, dict(**BY_VALUES, batch_size=16)
         )
         one = same_numbers.on_one_device(job)
-        many = same_numbers.on_mesh(job, 2, 3, 2, balance=["real"])
+        many = same_numbers.on_mesh(job, 2, 3, balance=["real"])
         same_numbers.assert_same(self, one, many)

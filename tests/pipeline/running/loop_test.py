@@ -145,11 +145,11 @@ class LoopTest(parameterized.TestCase):
     def test_a_loss_of_the_user(self):
         self.check(job(build_dense, own_loss=True), 2, 9)
 
-    @parameterized.parameters((2, 9, "gpipe"), (1, 8, "1f1b"))
+    @parameterized.parameters((1, 8, "1f1b"), (2, 9, "gpipe"))
     @pytest.mark.crossing(every=2)
     def test_an_input_may_be_an_output(self, stages, microbatches, schedule):
         # The last stage made it again, and loops took it for made only there:
-        # the first stage had a KeyError, or read what nobody had written.
+        # the first stage read what nobody had written, or had a KeyError.
         def build_passing():
             model = build_dense()
             outputs = {"logits": model.output, "passed": model.input}
@@ -208,7 +208,11 @@ class LoopTest(parameterized.TestCase):
         same_numbers.reset()
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
         with strategy.scope():
-            model = PipelineModel(build(), 9, balance=["cut"])
+            tokens = keras.Input((6,), dtype="int32")
+            x = keras.layers.Embedding(5, 8)(tokens)
+            x = keras.layers.Flatten(name="cut")(x)
+            model = keras.Model(tokens, keras.layers.Dense(3)(x))
+            model = PipelineModel(model, 9, balance=["cut"])
             model.compile("sgd", "mse")
         wrong = TOKENS[:16].copy()
         wrong[9] = 7

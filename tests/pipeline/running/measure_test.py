@@ -33,9 +33,9 @@ def _mlp():
     return keras.Model(inputs, x)
 
 
-def _model_with_state():
+def _model_with_state(depth=2):
     x = inputs = keras.Input((6,))
-    for index in range(4):
+    for index in range(depth):
         x = keras.layers.Dense(8, name=f"dense_{index}")(x)
         x = keras.layers.BatchNormalization()(x)
         x = keras.layers.Dropout(0.5)(x)
@@ -192,7 +192,7 @@ class MeasureStepTest(tf.test.TestCase, parameterized.TestCase):
     @pytest.mark.crossing(every=2)
     def test_nothing_changes(self, num_replicas):
         with _strategy(num_replicas, 2).scope():
-            model = tfscale.PipelineModel(_model_with_state(), 2)
+            model = tfscale.PipelineModel(_model_with_state(depth=1), 2)
             model.compile("adam", "mse", metrics=["mae"])
         x, y = np.ones((8, 6), "f"), np.ones((8, 1), "f")
         model.fit(x, y, verbose=0)

@@ -105,6 +105,7 @@ class PlacementTest(parameterized.TestCase):
             )
 
     @parameterized.parameters("1f1b", "pipedream")
+    @pytest.mark.crossing(every=2)
     def test_devices_pass_nothing_on(self, schedule):
         # New weights went from their stage to the first one, and back for the
         # next batch.

@@ -37,6 +37,7 @@ class ResumingTest(tf.test.TestCase, parameterized.TestCase):
             "mse",
             metrics=["mae"],
         )
+        plain.run_eagerly = True
         plain.fit(X, Y, shuffle=False, verbose=0, batch_size=6)
         path = os.path.join(self.create_tempdir().full_path, "model.keras")
         plain.save(path)
@@ -67,6 +68,7 @@ class ResumingTest(tf.test.TestCase, parameterized.TestCase):
         # is longer than argument 1".
         plain = build()
         plain.compile(keras.optimizers.Adam(0.1), "mse")
+        plain.run_eagerly = True
         plain.fit(X, Y, shuffle=False, verbose=0)
         path = os.path.join(self.create_tempdir().full_path, "model.keras")
         plain.save(path)

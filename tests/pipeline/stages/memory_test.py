@@ -1,6 +1,7 @@
 """Bytes that stages keep: closed forms, and estimates against what is."""
 
 import collections
+import functools
 import re
 
 import keras
@@ -44,12 +45,19 @@ def _gpt():
     return gpt.build_gpt(2, 16, 2, 8, dropout=0.1)
 
 
-def _fitted(build, num_stages, rows=2 * ROWS, **kwargs):
-    """A pipeline model that was trained on a batch, of two microbatches."""
+def _wrapped(build, num_stages, **kwargs):
+    """A pipeline model of two microbatches."""
     mesh = tfscale.device_mesh(pipeline=num_stages)
     with tfscale.MeshStrategy(mesh).scope():
         model = tfscale.PipelineModel(build(), 2, **kwargs)
         model.compile("sgd", "mse")
+    return model
+
+
+@functools.cache
+def _fitted(build, num_stages, rows=2 * ROWS, **kwargs):
+    """One that was trained on a batch."""
+    model = _wrapped(build, num_stages, **kwargs)
     (given,), (made,) = model.model.inputs, model.model.outputs
     model.fit(
         np.ones((rows, *given.shape[1:]), given.dtype),
@@ -77,7 +85,9 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(False, True)
     def test_recomputing_stages_keep_their_inputs(self, recompute):
-        (zero, one) = _exact(_fitted(_mlp, 2, recompute=recompute))
+        (zero, one) = _exact(
+            _fitted(_mlp, 2, recompute=True) if recompute else _fitted(_mlp, 2)
+        )
         if recompute:
             self.assertEqual((zero, one), (ONE, ONE))
         else:
@@ -97,7 +107,7 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
     def test_gradients_of_the_largest_call_live_beside(self, recompute):
         # A tensor, its mask, and no weights; a tensor and 64 x 64 + 64 numbers.
         dropout, dense = ONE + ONE // 4, ONE + 4 * (64 * 64 + 64)
-        plan = _fitted(_mlp, 2, balance=["dropout"], recompute=recompute).plan
+        plan = _wrapped(_mlp, 2, balance=["dropout"], recompute=recompute).plan
         for stage in stage_memory(plan, ROWS):
             self.assertEqual(stage.working, dense)
             self.assertEqual(
