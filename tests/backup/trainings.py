@@ -73,7 +73,7 @@ def train(
                 net, num_microbatches=2, balance="params"
             )
         net.compile(
-            keras.optimizers.Adam(0.01, use_ema=True),
+            keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True),
             loss,
             metrics=["mae"],
             steps_per_execution=steps_per_execution,

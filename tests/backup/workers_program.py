@@ -60,7 +60,9 @@ def train(index, count, folder, result, steps=None, number=None):
     with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
         model = trainings.normalised()
         model.compile(
-            keras.optimizers.Adam(0.01, use_ema=True), "mse", metrics=["mae"]
+            keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True),
+            "mse",
+            metrics=["mae"],
         )
     seen = At(steps, lambda: os.kill(os.getpid(), number))
     x, _ = trainings.DATA["tfscale"](8)

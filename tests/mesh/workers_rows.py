@@ -111,6 +111,7 @@ JOBS = {
         fit=dict(epochs=2, validation_data=(X[:7], Y[:7])),
     ),
     "embedding": same_numbers.Job(tokens, dict(DATA, x=TOKENS), optimizer=adam),
+    "lookups": same_numbers.Job(tokens, dict(DATA, x=TOKENS)),
     "normalized": same_numbers.Job(normalized, DATA),
     # Each of 4 replicas has two rows.
     "even": same_numbers.Job(
@@ -271,7 +272,10 @@ ROWS = {
             dataclasses.replace(job, fit={})
         ),
     ),
-    "pipeline in each": Row(JOBS["plain"], _pipeline(2), predicts=True),
+    "pipeline in each": Row(JOBS["no rows"], _pipeline(2), predicts=True),
+    "pipeline in each, validated": Row(
+        JOBS["plain"], _pipeline(2), predicts=True
+    ),
     "accumulation": Row(
         JOBS["accumulated"],
         plainly(2),
@@ -283,7 +287,7 @@ ROWS = {
 }
 # On four workers.
 SHORT = {
-    "lookups of four": Row(JOBS["embedding"], plainly(4)),
+    "lookups of four": Row(JOBS["lookups"], plainly(4)),
     "data of four": Row(JOBS["plain"], plainly(4)),
     "pipeline in each of four": Row(JOBS["no rows"], _pipeline(4)),
 }
@@ -298,6 +302,7 @@ CROSSED = (
     "loss scaling",
     "bfloat16",
     "data 2 in each",
+    "pipeline in each, validated",
     "slots on the host of each",
     "statistics, slots divided",
     "weights divided in each, accumulated",
