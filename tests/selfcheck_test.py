@@ -46,14 +46,21 @@ class CasesTest(parameterized.TestCase):
 
 class MainTest(parameterized.TestCase):
     @parameterized.parameters(
-        (2, "pipeline, zb_v"), (4, "pipeline, pipedream", "all axes")
+        (2, 2, "pipeline, gpipe"),
+        (4, 2, "pipeline, zb_v"),
+        (4, 4, "pipeline, pipedream", "all axes"),
     )
     @mock.patch.dict(measure._WIDTHS, CPU=256)
     @mock.patch.object(measure, "_SECONDS", 0.0)
     @mock.patch.object(measure, "_BLOCKS", 1)
-    @pytest.mark.crossing(every=2)
-    def test_what_works_is_as_near_as_it_says(self, num_devices, *names):
+    @pytest.mark.crossing(every=3)
+    def test_what_works_is_as_near_as_it_says(
+        self, num_blocks, num_devices, *names
+    ):
         all_cases = dict(selfcheck.cases(num_devices))
+        self.enter_context(
+            mock.patch.object(selfcheck, "_MOST_STAGES", num_blocks)
+        )
         code, out = _main(
             lambda _: ((name, all_cases[name]) for name in names),
             "--json",

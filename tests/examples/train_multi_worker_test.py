@@ -20,7 +20,8 @@ class TrainMultiWorkerTest(parameterized.TestCase):
                 # Without --num_replicas, as the documentation has it.
                 *("-m", "examples.train_multi_worker"),
                 *("--width=8", "--num_heads=2", "--sequence_length=8"),
-                *("--batch_size=4", "--num_epochs=1", "--steps_per_epoch=3"),
+                *("--num_blocks=1", "--batch_size=4", "--num_epochs=1"),
+                "--steps_per_epoch=3",
                 *("--validation_steps=1", f"--model_file={path}", *flags),
             ],
             REPOSITORY,

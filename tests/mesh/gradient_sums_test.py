@@ -289,6 +289,7 @@ class WarningTest(parameterized.TestCase):
         (dict(model=2), untouched, None),
         (dict(), clipped, None),
     )
+    @pytest.mark.crossing(every=2)
     def test_says_what_is_made_of_parts(self, axes, change, received):
         found = fit_on(axes, change, sums=change is sharpness_aware)
         if received is None:

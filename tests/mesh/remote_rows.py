@@ -92,7 +92,7 @@ def a_signal_to_a_server():
 def pipeline_2():
     """Stages on two servers, neither of them the coordinator's own."""
     expected = same_numbers.on_one_device(job(33, adam))
-    found = same_numbers.on_mesh(job(33, adam), 2, 4, devices=[B0, C0])
+    found = same_numbers.on_mesh(job(33, adam), 2, 2, devices=[B0, C0])
     same_numbers.assert_same(TEST, expected, found)
     TEST.assertEqual(devices_of(found.model), {B0, C0})
     x, y = job(33).data["x"], job(33).data["y"]
