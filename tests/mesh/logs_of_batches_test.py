@@ -152,6 +152,49 @@ class LogsOfBatchesTest(parameterized.TestCase):
         for name, value in one.items():
             np.testing.assert_allclose(other[name], value, 1e-6, err_msg=name)
 
+    @parameterized.parameters((2,), (1,), (1, True))
+    @pytest.mark.crossing(every=3)
+    def test_a_step_may_log_what_compute_loss_returned(
+        self, microbatches, run_eagerly=False
+    ):
+        # It is a replica's share, and was logged as if it were the loss.
+        class OwnSteps(keras.Model):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                self.tracker = keras.metrics.Mean("tracker")
+
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(x, y, self(x, training=True))
+                variables = self.trainable_variables
+                self.optimizer.apply(tape.gradient(loss, variables), variables)
+                self.tracker.update_state(loss)
+                return {"tracked": self.tracker.result(), "returned": loss}
+
+            def test_step(self, data):
+                x, y = data
+                loss = self.compute_loss(x, y, self(x), training=False)
+                self.tracker.update_state(loss)
+                return {"tracked": self.tracker.result(), "returned": loss}
+
+        def found(strategy=None):
+            options = dict(run_eagerly=run_eagerly)
+            model, logs = small_model(OwnSteps, strategy, **options), Logs()
+            callbacks = [logs]
+            if microbatches > 1:
+                callbacks.append(
+                    tfscale.callbacks.GradientAccumulation(microbatches)
+                )
+            model.fit(X, Y, 5, verbose=0, shuffle=False, callbacks=callbacks)
+            model.evaluate(X, Y, 5, verbose=0, callbacks=[logs])
+            return [[each["tracked"], each["returned"]] for each in logs.found]
+
+        expected = found()
+        for axes in {"data": 2}, {"data": 1}:
+            strategy = tfscale.MeshStrategy(tfscale.device_mesh(**axes))
+            np.testing.assert_allclose(found(strategy), expected, rtol=1e-6)
+
     @parameterized.parameters(1, 2)
     @pytest.mark.crossing(every=2)
     def test_a_step_may_return_a_metric_by_another_name(self, microbatches):

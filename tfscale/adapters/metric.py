@@ -69,6 +69,8 @@ class MeanMetric(in_place.Mixin):
     def update_state(self, values, sample_weight=None):
         """See `keras.metrics.Mean.update_state`."""
         shard = step_context.current().batch_shard_in_graph
+        if shard is not None:
+            values = shard.unscaled(values)
         if shard is not None and sample_weight is None:
             values, sample_weight = _by_rows(self, shard, values)
         return super().update_state(values, sample_weight)

@@ -83,6 +83,7 @@ class BatchShard:
         self._total = total
         self._all_rows = all_rows
         self._share = None
+        self._losses: list[tf.Tensor] = []
         self._layers = layers
         graph = tf.compat.v1.get_default_graph()
         self.graph = graph if has_loss else None
@@ -160,11 +161,31 @@ class BatchShard:
         is_scalar = loss.shape.rank == 0
         share = self.share if is_scalar else self.counts(self.rows)
         counts = losses.counts(self.rows)
-        return weighed(
+        result = weighed(
             loss,
             tf.cast(counts / self.num_replicas, loss.dtype),
             tf.cast(tf.math.divide_no_nan(share, self.weight), loss.dtype),
         )
+        self._losses.append(result)
+        return result
+
+    def unscaled(self, value: Any) -> Any:
+        """What `loss_of` returned, as on one device; anything else as it is."""
+        if any(value is loss for loss in self._losses):
+            return value * self.num_replicas
+        return value
+
+    def logged(self, value: Any) -> Any:
+        """A value that a step returns, of which replicas take the mean.
+
+        What `loss_of` returned is the loss of these rows, and counts by them;
+        any other value is as it is.
+        """
+        loss = self.unscaled(value)
+        if loss is value:
+            return value
+        share = tf.math.divide_no_nan(self.share, self.weight)
+        return loss * tf.cast(share * self.num_replicas, loss.dtype)
 
     def _check_rows(self, model, x=None, y=None, y_pred=None, *_, **__):
         # With a weight it is a microbatch.

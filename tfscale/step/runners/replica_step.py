@@ -224,6 +224,7 @@ class ReplicaStep:
             batch_shard=batch_shard, moments=noted, gradient_capture=capture
         ):
             logs = self._train_step(data)
+            logs = keras.tree.map_structure(batch_shard.logged, logs)
         return logs, capture, noted
 
 

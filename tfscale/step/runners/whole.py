@@ -107,6 +107,7 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
     with step_context.within(batch_shard=batch_shard):
         logs = fn(*args, **kwargs)
+        logs = keras.tree.map_structure(batch_shard.logged, logs)
     if batch_shard.changes is not None:
         batch_shard.changes.warn()
     return logs
