@@ -69,12 +69,14 @@ np.testing.assert_allclose(
 """
 
 
-class ReadmeTest(tf.test.TestCase):
-    def test_the_quick_start_runs_and_saves_a_plain_model(self):
+class ReadmeTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(1, 4)
+    @pytest.mark.crossing(every=2)
+    def test_the_quick_start_runs_and_saves_a_plain_model(self, num_layers):
         (program,) = _programs("README.md")
         for long, short in (
             ("steps_per_epoch=100", "steps_per_epoch=3"),
-            ("range(4)", "range(1)"),
+            ("range(4)", f"range({num_layers})"),
         ):
             self.assertIn(long, program)
             program = program.replace(long, short)
@@ -103,13 +105,18 @@ class PagesTest(parameterized.TestCase):
     def test_the_programs_of_a_page_that_combines_others(self, page):
         self._run(page)
 
-    def _run(self, page):
+    @parameterized.parameters(*_SMALLER)
+    @pytest.mark.crossing
+    def test_the_programs_of_a_page_as_they_are(self, page):
+        self._run(page, is_smaller=False)
+
+    def _run(self, page, is_smaller=True):
         keras.utils.set_random_seed(0)
         programs = _programs(page)
         if any("device_mesh(" in program for program in programs):
             folder = self.create_tempdir().full_path
             program = "\n".join(programs)
-            if page in _SMALLER:
+            if is_smaller and page in _SMALLER:
                 self.assertIn(_SMALLER[page][0], program)
                 program = program.replace(*_SMALLER[page])
             _run_alone(program, folder)

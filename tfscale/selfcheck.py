@@ -136,7 +136,7 @@ def reduce_by_nccl() -> list[np.ndarray]:
     ):
         raise NotHereError("NCCL needs two GPUs that are not split.")
 
-    @tf.function
+    @tf.function(autograph=False)
     def reduce():
         tensors = []
         for name in names:

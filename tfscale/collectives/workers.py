@@ -43,7 +43,9 @@ class Workers:
         self._participants: dict[str, _Participant] = {}
         # By rank, which a function for tensors of several would not know.
         self._gather_functions: Any = collections.defaultdict(
-            lambda: tf.function(self.all_gather, reduce_retracing=True)
+            lambda: tf.function(
+                self.all_gather, reduce_retracing=True, autograph=False
+            )
         )
         self._default = symbols.device_util.canonicalize("/device:CPU:0")
         found.failure_detector.num_collectives = self._num_collectives

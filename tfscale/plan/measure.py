@@ -165,7 +165,7 @@ def _seconds(compute, names, shape, dtype=tf.float32):
             # Products of such matrices neither grow nor vanish.
             inputs.append(tf.cast(tf.fill(shape, 1 / shape[1]), dtype))
 
-    @tf.function
+    @tf.function(autograph=False)
     def on_all(*xs):
         tensors = []
         for name, x in zip(names, xs, strict=True):
