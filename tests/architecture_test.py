@@ -87,7 +87,8 @@ _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
 CHANGED_OF_KERAS = {
-    ("tfscale/adapters/compile_loss.py", "in_place.put of compile_loss"),
+    ("tfscale/adapters/loss.py", "in_place.put of compile_loss"),
+    ("tfscale/adapters/loss.py", "in_place.put of loss"),
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
     ("tfscale/adapters/model.py", "in_place.put of model"),
     (

@@ -152,31 +152,40 @@ class LogsOfBatchesTest(parameterized.TestCase):
         for name, value in one.items():
             np.testing.assert_allclose(other[name], value, 1e-6, err_msg=name)
 
-    @parameterized.parameters((2,), (1,), (1, True))
-    @pytest.mark.crossing(every=3)
-    def test_a_step_may_log_what_compute_loss_returned(
-        self, microbatches, run_eagerly=False
+    @parameterized.product(
+        is_direct=[True, False], microbatches=[1, 2], run_eagerly=[False, True]
+    )
+    @pytest.mark.crossing(every=4)
+    def test_a_step_may_log_its_loss(
+        self, is_direct, microbatches, run_eagerly
     ):
-        # It is a replica's share, and was logged as if it were the loss.
+        # It is a replica's share, and was logged as if it were the loss. A
+        # Keras loss that a step calls by itself was a mean of means.
         class OwnSteps(keras.Model):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)
                 self.tracker = keras.metrics.Mean("tracker")
+                self.mean_squares = keras.losses.MeanSquaredError()
+
+            def _loss(self, data, **options):
+                x, y = data
+                if is_direct:
+                    return self.mean_squares(y, self(x, **options))
+                return self.compute_loss(x, y, self(x, **options), **options)
+
+            def _logs(self, loss):
+                self.tracker.update_state(loss)
+                return {"tracked": self.tracker.result(), "returned": loss}
 
             def train_step(self, data):
-                x, y = data
                 with tf.GradientTape() as tape:
-                    loss = self.compute_loss(x, y, self(x, training=True))
+                    loss = self._loss(data, training=True)
                 variables = self.trainable_variables
                 self.optimizer.apply(tape.gradient(loss, variables), variables)
-                self.tracker.update_state(loss)
-                return {"tracked": self.tracker.result(), "returned": loss}
+                return self._logs(loss)
 
             def test_step(self, data):
-                x, y = data
-                loss = self.compute_loss(x, y, self(x), training=False)
-                self.tracker.update_state(loss)
-                return {"tracked": self.tracker.result(), "returned": loss}
+                return self._logs(self._loss(data, training=False))
 
         def found(strategy=None):
             options = dict(run_eagerly=run_eagerly)
@@ -190,10 +199,10 @@ class LogsOfBatchesTest(parameterized.TestCase):
             model.evaluate(X, Y, 5, verbose=0, callbacks=[logs])
             return [[each["tracked"], each["returned"]] for each in logs.found]
 
-        expected = found()
-        for axes in {"data": 2}, {"data": 1}:
-            strategy = tfscale.MeshStrategy(tfscale.device_mesh(**axes))
-            np.testing.assert_allclose(found(strategy), expected, rtol=1e-6)
+        mesh = tfscale.device_mesh(data=2)
+        np.testing.assert_allclose(
+            found(tfscale.MeshStrategy(mesh)), found(), rtol=1e-6
+        )
 
     @parameterized.parameters(1, 2)
     @pytest.mark.crossing(every=2)

@@ -242,6 +242,16 @@ def compile_loss_of(model: keras.Model) -> Any:
     return model._compile_loss
 
 
+def direct_losses(model: keras.Model) -> list[keras.losses.Loss]:
+    """The losses that are attributes of a model, beside those compiled."""
+    return [
+        value
+        for value in vars(model).values()
+        if isinstance(value, keras.losses.Loss)
+        and value is not model._compile_loss
+    ]
+
+
 def loss_trackers(model: keras.Model) -> list[keras.Metric]:
     """Means that a compiled model gives losses, with their weights."""
     of_outputs = getattr(model._compile_loss, "metrics", ())

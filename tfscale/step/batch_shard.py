@@ -83,7 +83,7 @@ class BatchShard:
         self._total = total
         self._all_rows = all_rows
         self._share = None
-        self._losses: list[tf.Tensor] = []
+        self._losses: list[tf.Tensor] = []  # each is a replica's share
         self._layers = layers
         graph = tf.compat.v1.get_default_graph()
         self.graph = graph if has_loss else None
@@ -169,8 +169,28 @@ class BatchShard:
         self._losses.append(result)
         return result
 
+    def direct_loss_of(self, loss, args, kwargs) -> tf.Tensor:
+        """The result of a Keras loss that a step calls; in replica context.
+
+        Keras asks for the number of replicas to divide a mean by it.
+        """
+        before, self.is_divided = self.is_divided, False
+        result = loss(*args, **kwargs)
+        has_divided, self.is_divided = self.is_divided, True
+        if not has_divided:
+            self.is_divided = before
+            return result
+        share = tf.math.divide_no_nan(self.share, self.weight)
+        result = weighed(
+            result,
+            tf.cast(losses.counts(self.rows), result.dtype),
+            tf.cast(share * self.num_replicas, result.dtype),
+        )
+        self._losses.append(result)
+        return result
+
     def unscaled(self, value: Any) -> Any:
-        """What `loss_of` returned, as on one device; anything else as it is."""
+        """The loss of these rows, if it is a share; another value as it is."""
         if any(value is loss for loss in self._losses):
             return value * self.num_replicas
         return value
@@ -178,8 +198,7 @@ class BatchShard:
     def logged(self, value: Any) -> Any:
         """A value that a step returns, of which replicas take the mean.
 
-        What `loss_of` returned is the loss of these rows, and counts by them;
-        any other value is as it is.
+        A share of a loss is the loss of these rows, which counts by them.
         """
         loss = self.unscaled(value)
         if loss is value:

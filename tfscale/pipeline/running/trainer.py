@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import instances
-from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.layer import adapt_layers
+from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.graphs.grappler import outermost
 from tfscale.mesh.gradient_reduction import shard_gradient

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.layer import adapt_layers
+from tfscale.adapters.loss import adapt_losses
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import adapt_model
 from tfscale.step import batch_norm
@@ -57,7 +57,7 @@ def adapt_to_shards(model: keras.Model) -> None:
     Layers that `fit` builds are not known before.
     """
     adapt_model(model)
-    adapt_compile_loss(attributes.compile_loss_of(model))
+    adapt_losses(model)
     adapt_layers(attributes.flatten_layers(model))
 
 
