@@ -187,7 +187,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
             def test_step(self, data):
                 return self._logs(self._loss(data, training=False))
 
-        def found(strategy=None):
+        def found(strategy=None, microbatches=1):
             options = dict(run_eagerly=run_eagerly)
             model, logs = small_model(OwnSteps, strategy, **options), Logs()
             callbacks = [logs]
@@ -201,7 +201,9 @@ class LogsOfBatchesTest(parameterized.TestCase):
 
         mesh = tfscale.device_mesh(data=2)
         np.testing.assert_allclose(
-            found(tfscale.MeshStrategy(mesh)), found(), rtol=1e-6
+            found(tfscale.MeshStrategy(mesh), microbatches),
+            found(),
+            rtol=1e-6,
         )
 
     @parameterized.parameters(1, 2)
