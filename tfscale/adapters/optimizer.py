@@ -98,10 +98,21 @@ class MeshOptimizer(in_place.Mixin):
             super()._apply_weight_decay(variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        with _reading_shards(self):
-            super()._backend_update_step(
-                grads, trainable_variables, learning_rate
-            )
+        try:
+            with _reading_shards(self):
+                super()._backend_update_step(
+                    grads, trainable_variables, learning_rate
+                )
+        except ValueError as error:
+            if "in `variable.assign(value)` must match" not in str(error):
+                raise
+            raise ValueError(
+                "An optimizer assigns to sharded slots by its own methods. "
+                f"Received: {type(self).__name__}, whose `update_step` calls "
+                "`assign` of a slot, which has the whole shape. Call "
+                "`self.assign(slot, value)`, `self.assign_add` or "
+                "`self.assign_sub`."
+            ) from error
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         super()._backend_apply_gradients(grads, trainable_variables)

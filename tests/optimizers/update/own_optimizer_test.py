@@ -36,6 +36,13 @@ class Plain(keras.optimizers.Optimizer):
         self.assign_sub(variable, rate * moment)
 
 
+class AssigningToSlots(Plain):
+    def update_step(self, gradient, variable, learning_rate):
+        moment = self.moments[self._get_variable_index(variable)]
+        moment.assign(moment * self.momentum + gradient)
+        variable.assign(variable - learning_rate * moment)
+
+
 class ByNorm(keras.optimizers.Optimizer):
     def update_step(self, gradient, variable, learning_rate):
         norm = ops.sqrt(ops.sum(ops.square(gradient))) + 1e-6
@@ -135,6 +142,14 @@ class OwnOptimizerTest(tf.test.TestCase, parameterized.TestCase):
             model.fit(**optimizer_test.DATA, verbose=0)
         for value, found in zip(before, model.get_weights(), strict=True):
             np.testing.assert_array_equal(found, value)
+
+    @parameterized.parameters(*MESHES)
+    @pytest.mark.crossing(every=2)
+    def test_that_assigns_to_slots_is_told_how(self, mesh):
+        # Keras only said that two shapes differ.
+        model = on(mesh, lambda: AssigningToSlots(0.1))
+        with self.assertRaisesRegex(ValueError, "Call `self.assign"):
+            model.fit(**optimizer_test.DATA, verbose=0)
 
     @parameterized.parameters(*MESHES)
     def test_trains_as_on_one_device_if_it_is_elementwise(self, mesh):
