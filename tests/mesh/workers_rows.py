@@ -288,6 +288,7 @@ ROWS = {
 # On four workers.
 SHORT = {
     "lookups of four": Row(JOBS["lookups"], plainly(4)),
+    "lookups of four by Adam": Row(JOBS["embedding"], plainly(4)),
     "data of four": Row(JOBS["plain"], plainly(4)),
     "pipeline in each of four": Row(JOBS["no rows"], _pipeline(4)),
 }
@@ -308,6 +309,7 @@ CROSSED = (
     "weights divided in each, accumulated",
     "sums of accumulation divided in each",
     "model ranks in each",
+    "lookups of four by Adam",
     "data of four",
     "pipeline in each of four",
     # As in workers_cases.py.

@@ -238,17 +238,26 @@ def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
 # --- losses and optimizers ------------------------------------------------
 
 
+def has_steps_of_keras(model: keras.Model) -> bool:
+    """Whether a model trains and is tested by the steps of Keras."""
+    kind = model.__class__
+    return (
+        kind.train_step is keras.Model.train_step
+        and kind.test_step is keras.Model.test_step
+    )
+
+
 def compile_loss_of(model: keras.Model) -> Any:
     return model._compile_loss
 
 
-def direct_losses(model: keras.Model) -> list[keras.losses.Loss]:
-    """The losses that are attributes of a model, beside those compiled."""
+def direct_losses(layer: keras.Layer) -> list[keras.losses.Loss]:
+    """The losses that are attributes of a layer, without those compiled."""
+    compiled = getattr(layer, "_compile_loss", None)
     return [
         value
-        for value in vars(model).values()
-        if isinstance(value, keras.losses.Loss)
-        and value is not model._compile_loss
+        for value in vars(layer).values()
+        if isinstance(value, keras.losses.Loss) and value is not compiled
     ]
 
 

@@ -1,5 +1,6 @@
 """The losses of a model on a shard of a batch: compiled, or attributes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -21,21 +22,26 @@ class MeshCompileLoss(in_place.Mixin):
 
 
 class MeshLoss(in_place.Mixin):
-    """A loss that a `train_step` calls by itself."""
+    """A loss that a layer adds, or that a `train_step` calls by itself."""
 
     def __call__(self, *args, **kwargs):
         """See `keras.losses.Loss`; a mean counts by the rows it is of."""
-        batch_shard = step_context.current().batch_shard_in_graph
+        step = step_context.current()
+        callers = attributes.name_scope_callers() if step.is_of_keras else ()
+        if any(isinstance(caller, keras.Layer) for caller in callers):
+            with step_context.within(is_one_replica=True):
+                return super().__call__(*args, **kwargs)
+        batch_shard = step.batch_shard_in_graph
         if batch_shard is None:
             return super().__call__(*args, **kwargs)
         return batch_shard.direct_loss_of(super().__call__, args, kwargs)
 
 
-def adapt_losses(model: keras.Model) -> None:
-    """Has the losses of a model, compiled and attributes, work on shards."""
-    adapt_compile_loss(attributes.compile_loss_of(model))
-    for loss in attributes.direct_losses(model):
-        in_place.put(loss, MeshLoss)
+def adapt_losses(layers: Iterable[keras.Layer]) -> None:
+    """Has the losses that are attributes of layers work on shards."""
+    for layer in layers:
+        for loss in attributes.direct_losses(layer):
+            in_place.put(loss, MeshLoss)
 
 
 def adapt_compile_loss(compile_loss: Any) -> None:

@@ -127,7 +127,7 @@ class StageGraph:
         with (
             variables.replaced(),
             rank_state.within(replica=replica),
-            step_context.within(moments=noted),
+            step_context.within(moments=noted, is_of_keras=True),
         ):
             for call in stage.calls:
                 with failures.noted(call.name, stage.index):

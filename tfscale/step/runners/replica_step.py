@@ -145,9 +145,10 @@ class ReplicaStep:
         See `Microbatches.microbatch` for the other arguments.
         """
         data = self.batch.microbatch(index, count, more_rows)
-        totals = iter(self._totals)
+        # Not an iterator, whose end Keras would take for that of the data.
+        totals = list(self._totals)
         weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
-        logs, capture, noted = self._run(data, lambda _: next(totals), weight)
+        logs, capture, noted = self._run(data, lambda _: totals.pop(0), weight)
         before = iter(sums)
         found = []
         for g in capture.gradients:
@@ -221,7 +222,10 @@ class ReplicaStep:
         capture = GradientCapture(self._model.optimizer, weight)
         noted = batch_norm.NotedMoments()
         with step_context.within(
-            batch_shard=batch_shard, moments=noted, gradient_capture=capture
+            batch_shard=batch_shard,
+            moments=noted,
+            gradient_capture=capture,
+            is_of_keras=attributes.has_steps_of_keras(self._model),
         ):
             logs = self._train_step(data)
             logs = keras.tree.map_structure(batch_shard.logged, logs)

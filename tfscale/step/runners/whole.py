@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.adapters.layer import adapt_layers
+from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.loss import adapt_losses
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import adapt_model
@@ -57,8 +58,10 @@ def adapt_to_shards(model: keras.Model) -> None:
     Layers that `fit` builds are not known before.
     """
     adapt_model(model)
-    adapt_losses(model)
-    adapt_layers(attributes.flatten_layers(model))
+    adapt_compile_loss(attributes.compile_loss_of(model))
+    layers = attributes.flatten_layers(model)
+    adapt_losses(layers)
+    adapt_layers(layers)
 
 
 def _check_metrics(model):
@@ -105,7 +108,8 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
     batch_shard = BatchShard.of_replica(data, layers, is_common=is_common)
     if replica_data is not None and batch_shard.num_replicas > 1:
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
-    with step_context.within(batch_shard=batch_shard):
+    is_of_keras = attributes.has_steps_of_keras(model)
+    with step_context.within(batch_shard=batch_shard, is_of_keras=is_of_keras):
         logs = fn(*args, **kwargs)
         logs = keras.tree.map_structure(batch_shard.logged, logs)
     if batch_shard.changes is not None:
