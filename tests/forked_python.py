@@ -57,6 +57,9 @@ def serve():
     """Begins the server, in a fork; TensorFlow must not have started."""
     global _folder
     _folder = tempfile.mkdtemp()
+    # Processes that are killed, or end at once, leave files, and AutoGraph's.
+    os.environ["TMPDIR"] = tempfile.tempdir = os.path.join(_folder, "tmp")
+    os.mkdir(tempfile.tempdir)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")  # a name that is free
     listener.listen(64)
@@ -74,7 +77,7 @@ def serve():
 def end():
     """Removes the files of the server, which ends with this process."""
     if _folder is not None:
-        shutil.rmtree(_folder)
+        shutil.rmtree(_folder, ignore_errors=True)
 
 
 def executable():
