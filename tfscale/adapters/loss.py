@@ -27,8 +27,9 @@ class MeshLoss(in_place.Mixin):
     def __call__(self, *args, **kwargs):
         """See `keras.losses.Loss`; a mean counts by the rows it is of."""
         step = step_context.current()
-        callers = attributes.name_scope_callers() if step.is_of_keras else ()
-        if any(isinstance(caller, keras.Layer) for caller in callers):
+        callers = attributes.name_scope_callers()
+        is_of_layer = any(isinstance(each, keras.Layer) for each in callers)
+        if is_of_layer and getattr(step.batch_shard, "is_of_keras", False):
             with step_context.within(is_one_replica=True):
                 return super().__call__(*args, **kwargs)
         batch_shard = step.batch_shard_in_graph

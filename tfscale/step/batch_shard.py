@@ -53,6 +53,8 @@ class BatchShard:
         has_loss: Whether it is for losses and metrics too, and not for layers
             only.
         is_common: Whether all replicas have the same rows.
+        is_of_keras: Whether the step is Keras' own, which adds all that layers
+            pass to `add_loss` to a loss that is weighed afterwards.
 
     Attributes:
         is_divided: Whether the loss has been divided for the sum over shards.
@@ -71,6 +73,7 @@ class BatchShard:
         compiled: list | None = None,
         has_loss: bool = True,
         is_common: bool = False,
+        is_of_keras: bool = False,
     ):
         self.rows = rows
         self.num_replicas = num_replicas
@@ -79,6 +82,7 @@ class BatchShard:
         self.compiled = compiled
         self.is_divided = False
         self.is_common = is_common
+        self.is_of_keras = is_of_keras
         self.changes: layer_state.Changes | None = None
         self._total = total
         self._all_rows = all_rows

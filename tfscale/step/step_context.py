@@ -29,8 +29,6 @@ class Step:
         update: The current `Update`, or None: of an optimizer that applies
             summed gradients, or of weights that are loaded on trial.
         is_one_replica: Whether Keras is to see one replica.
-        is_of_keras: Whether the step is Keras' own, which weighs all that
-            layers add to the loss.
         ranks: How layers use variables on model ranks, a `RankState`, or None.
     """
 
@@ -39,7 +37,6 @@ class Step:
     gradient_capture: Any = None
     update: "Update | None" = None
     is_one_replica: bool = False
-    is_of_keras: bool = False
     ranks: Any = None
 
     @property

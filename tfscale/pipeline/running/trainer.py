@@ -14,7 +14,6 @@ from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.loss import adapt_compile_loss
-from tfscale.adapters.loss import adapt_losses
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.graphs.grappler import outermost
 from tfscale.mesh.gradient_reduction import shard_gradient
@@ -41,9 +40,7 @@ class PipelineTrainer(WrappedModel):
         super().__init__(model)
         self._plan = plan
         self._programs = Programs(plan, self.distribute_strategy)
-        layers = attributes.flatten_layers(model)
-        adapt_losses(layers)
-        adapt_layers(layers)
+        adapt_layers(attributes.flatten_layers(model))
 
     @property
     def plan(self) -> PipelinePlan:

@@ -127,7 +127,7 @@ class StageGraph:
         with (
             variables.replaced(),
             rank_state.within(replica=replica),
-            step_context.within(moments=noted, is_of_keras=True),
+            step_context.within(moments=noted, is_one_replica=True),
         ):
             for call in stage.calls:
                 with failures.noted(call.name, stage.index):

@@ -218,14 +218,12 @@ class ReplicaStep:
             tf.distribute.get_strategy().num_replicas_in_sync,
             attributes.flatten_layers(self._model),
             weight,
+            is_of_keras=attributes.has_steps_of_keras(self._model),
         )
         capture = GradientCapture(self._model.optimizer, weight)
         noted = batch_norm.NotedMoments()
         with step_context.within(
-            batch_shard=batch_shard,
-            moments=noted,
-            gradient_capture=capture,
-            is_of_keras=attributes.has_steps_of_keras(self._model),
+            batch_shard=batch_shard, moments=noted, gradient_capture=capture
         ):
             logs = self._train_step(data)
             logs = keras.tree.map_structure(batch_shard.logged, logs)

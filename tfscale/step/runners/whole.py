@@ -105,11 +105,15 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
         return fn(*args, **kwargs)
     layers = attributes.flatten_layers(model)
     is_common = replica_data is None
-    batch_shard = BatchShard.of_replica(data, layers, is_common=is_common)
+    batch_shard = BatchShard.of_replica(
+        data,
+        layers,
+        is_common=is_common,
+        is_of_keras=attributes.has_steps_of_keras(model),
+    )
     if replica_data is not None and batch_shard.num_replicas > 1:
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
-    is_of_keras = attributes.has_steps_of_keras(model)
-    with step_context.within(batch_shard=batch_shard, is_of_keras=is_of_keras):
+    with step_context.within(batch_shard=batch_shard):
         logs = fn(*args, **kwargs)
         logs = keras.tree.map_structure(batch_shard.logged, logs)
     if batch_shard.changes is not None:
