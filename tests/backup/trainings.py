@@ -19,6 +19,12 @@ from tfscale.backup.files.storage import LocalStorage
 ROWS, WIDTH = 40, 6
 
 
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01, use_ema=True),
+    "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True),
+}
+
+
 def train(
     *,
     folder,
@@ -37,6 +43,7 @@ def train(
     batch_size=8,
     loss="mse",
     terminate=None,
+    optimizer="sgd",
 ):
     """Trains, and prints what came of it.
 
@@ -58,6 +65,8 @@ def train(
         batch_size: Rows of a batch.
         loss: As of `compile`.
         terminate: The batch at whose end the process gets a SIGTERM.
+        optimizer: A key of `OPTIMIZERS`; "sgd" is traced in a third of the
+            time.
     """
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(5)
@@ -73,7 +82,7 @@ def train(
                 net, num_microbatches=2, balance="params"
             )
         net.compile(
-            keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True),
+            OPTIMIZERS[optimizer](),
             loss,
             metrics=["mae"],
             steps_per_execution=steps_per_execution,

@@ -97,6 +97,17 @@ def small_model(kind, strategy, **options):
     return model
 
 
+def logs_of_steps(kind, strategy=None, microbatches=1, **options):
+    """The logs of each batch of a class of models with steps of its own."""
+    model, logs = small_model(kind, strategy, **options), Logs()
+    callbacks = [logs]
+    if microbatches > 1:
+        callbacks.append(tfscale.callbacks.GradientAccumulation(microbatches))
+    model.fit(X, Y, 5, verbose=0, shuffle=False, callbacks=callbacks)
+    model.evaluate(X, Y, 5, verbose=0, callbacks=[logs])
+    return logs.found
+
+
 class LogsOfBatchesTest(parameterized.TestCase):
     @parameterized.named_parameters(
         # A batch of 4 rows leaves the last of three replicas one of them, and
@@ -187,17 +198,9 @@ class LogsOfBatchesTest(parameterized.TestCase):
             def test_step(self, data):
                 return self._logs(self._loss(data, training=False))
 
-        def found(strategy=None, microbatches=1):
-            options = dict(run_eagerly=run_eagerly)
-            model, logs = small_model(OwnSteps, strategy, **options), Logs()
-            callbacks = [logs]
-            if microbatches > 1:
-                callbacks.append(
-                    tfscale.callbacks.GradientAccumulation(microbatches)
-                )
-            model.fit(X, Y, 5, verbose=0, shuffle=False, callbacks=callbacks)
-            model.evaluate(X, Y, 5, verbose=0, callbacks=[logs])
-            return [[each["tracked"], each["returned"]] for each in logs.found]
+        def found(*where):
+            logs = logs_of_steps(OwnSteps, *where, run_eagerly=run_eagerly)
+            return [[each["tracked"], each["returned"]] for each in logs]
 
         mesh = tfscale.device_mesh(data=2)
         np.testing.assert_allclose(
@@ -237,15 +240,8 @@ class LogsOfBatchesTest(parameterized.TestCase):
                 return self.results(y, self(x))
 
         def found(strategy=None):
-            model, logs = small_model(OwnSteps, strategy), Logs()
-            callbacks = [logs]
-            if microbatches > 1:
-                callbacks.append(
-                    tfscale.callbacks.GradientAccumulation(microbatches)
-                )
-            model.fit(X, Y, 5, verbose=0, shuffle=False, callbacks=callbacks)
-            model.evaluate(X, Y, 5, verbose=0, callbacks=[logs])
-            return [[each["mae"], each["y"]] for each in logs.found]
+            logs = logs_of_steps(OwnSteps, strategy, microbatches)
+            return [[each["mae"], each["y"]] for each in logs]
 
         mesh = tfscale.device_mesh(data=2)
         np.testing.assert_allclose(

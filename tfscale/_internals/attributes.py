@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import instances
 from tfscale._internals import symbols
 
 # The gradient that a `tf.custom_gradient` has registered for an operation.
@@ -238,13 +239,10 @@ def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
 # --- losses and optimizers ------------------------------------------------
 
 
-def has_steps_of_keras(model: keras.Model) -> bool:
-    """Whether a model trains and is tested by the steps of Keras."""
-    kind = model.__class__
-    return (
-        kind.train_step is keras.Model.train_step
-        and kind.test_step is keras.Model.test_step
-    )
+def is_step_of_keras(model: keras.Model, name: str) -> bool:
+    """Whether a method of a model is Keras' `train_step` or `test_step`."""
+    steps = keras.Model.train_step, keras.Model.test_step
+    return getattr(model.__class__, name, None) in steps
 
 
 def compile_loss_of(model: keras.Model) -> Any:
@@ -252,11 +250,11 @@ def compile_loss_of(model: keras.Model) -> Any:
 
 
 def direct_losses(layer: keras.Layer) -> list[keras.losses.Loss]:
-    """The losses that are attributes of a layer, without those compiled."""
+    """The losses that a layer holds, without those compiled."""
     compiled = getattr(layer, "_compile_loss", None)
     return [
         value
-        for value in vars(layer).values()
+        for value in instances.held_by(layer)
         if isinstance(value, keras.losses.Loss) and value is not compiled
     ]
 

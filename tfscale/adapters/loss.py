@@ -26,16 +26,16 @@ class MeshLoss(in_place.Mixin):
 
     def __call__(self, *args, **kwargs):
         """See `keras.losses.Loss`; a mean counts by the rows it is of."""
-        step = step_context.current()
+        step, call = step_context.current(), super().__call__
+        if step.batch_shard is None:
+            return call(*args, **kwargs)
         callers = attributes.name_scope_callers()
-        is_of_layer = any(isinstance(each, keras.Layer) for each in callers)
-        if is_of_layer and getattr(step.batch_shard, "is_of_keras", False):
-            with step_context.within(is_one_replica=True):
-                return super().__call__(*args, **kwargs)
-        batch_shard = step.batch_shard_in_graph
-        if batch_shard is None:
-            return super().__call__(*args, **kwargs)
-        return batch_shard.direct_loss_of(super().__call__, args, kwargs)
+        if any(isinstance(caller, keras.Layer) for caller in callers):
+            with step.batch_shard.within_layer():
+                return call(*args, **kwargs)
+        if step.batch_shard_in_graph is None:
+            return call(*args, **kwargs)
+        return step.batch_shard.direct_loss_of(call, args, kwargs)
 
 
 def adapt_losses(layers: Iterable[keras.Layer]) -> None:

@@ -15,15 +15,18 @@ rows. A pipeline weighs the losses of all its microbatches by the same methods,
 before any of them runs.
 """
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.graphs.with_gradient import with_gradient
 from tfscale.step import losses
@@ -88,6 +91,7 @@ class BatchShard:
         self._all_rows = all_rows
         self._share = None
         self._losses: list[tf.Tensor] = []  # each is a replica's share
+        self._is_divided_in_layer = False
         self._layers = layers
         graph = tf.compat.v1.get_default_graph()
         self.graph = graph if has_loss else None
@@ -151,6 +155,7 @@ class BatchShard:
     def loss_of(self, model, compute_loss, args, kwargs) -> tf.Tensor | None:
         """The result of a model's `compute_loss`; in replica context."""
         self.is_divided = True
+        self._warn_of_divided_twice(model)
         extended = tf.distribute.get_strategy().extended
         gathers = getattr(extended, "num_gathers", 0)
         with losses.as_on_one_device():
@@ -164,14 +169,44 @@ class BatchShard:
         # A vector is logged as a mean, and minimised as a sum.
         is_scalar = loss.shape.rank == 0
         share = self.share if is_scalar else self.counts(self.rows)
-        counts = losses.counts(self.rows)
-        result = weighed(
+        return self._share_of(loss, self.num_replicas, share)
+
+    def _share_of(self, loss, divisor, share):
+        """A replica's share: a value is divided, a gradient multiplied."""
+        found = weighed(
             loss,
-            tf.cast(counts / self.num_replicas, loss.dtype),
+            tf.cast(losses.counts(self.rows) / divisor, loss.dtype),
             tf.cast(tf.math.divide_no_nan(share, self.weight), loss.dtype),
         )
-        self._losses.append(result)
-        return result
+        self._losses.append(found)
+        return found
+
+    @contextlib.contextmanager
+    def within_layer(self) -> Iterator[None]:
+        """Within it, a layer calls a Keras loss, which it may add.
+
+        In a step of Keras what layers add is weighed afterwards. Another step
+        may take the loss for its own.
+        """
+        if self.is_of_keras:
+            with losses.as_on_one_device():
+                yield
+            return
+        self._is_divided_in_layer = True
+        yield
+
+    def _warn_of_divided_twice(self, model):
+        is_added = any(map(attributes.noted_losses, self._layers))
+        if self.num_replicas > 1 and self._is_divided_in_layer and is_added:
+            warnings.warn(
+                "`compute_loss` weighs what layers add by rows. Received: a "
+                f"Keras loss that a layer of {model.name!r} adds, which Keras "
+                "has divided by the number of replicas before, in a step that "
+                f"is not Keras' own: it counts {self.num_replicas} times too "
+                "little. Add the mean of a function, like "
+                "`keras.losses.huber`, or train by Keras' step.",
+                stacklevel=2,
+            )
 
     def direct_loss_of(self, loss, args, kwargs) -> tf.Tensor:
         """The result of a Keras loss that a step calls; in replica context.
@@ -184,14 +219,7 @@ class BatchShard:
         if not has_divided:
             self.is_divided = before
             return result
-        share = tf.math.divide_no_nan(self.share, self.weight)
-        result = weighed(
-            result,
-            tf.cast(losses.counts(self.rows), result.dtype),
-            tf.cast(share * self.num_replicas, result.dtype),
-        )
-        self._losses.append(result)
-        return result
+        return self._share_of(result, 1, self.share * self.num_replicas)
 
     def unscaled(self, value: Any) -> Any:
         """The loss of these rows, if it is a share; another value as it is."""

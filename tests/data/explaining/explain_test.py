@@ -158,12 +158,19 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
     @pytest.mark.crossing(every=2)
     def test_a_stage_of_a_pipeline(self, kwargs, stage):
         with self.assertWarnsRegex(UserWarning, "python-function"):
-            pipeline = data.pipeline(
-                data.arrays(np.arange(100_000)),
-                batch_size=_BATCH,
-                cache="none",
-                **kwargs,
-            )
+            self._check_slow_stage(kwargs, stage)
+
+    @pytest.mark.crossing
+    def test_a_stage_that_takes_a_core(self):
+        self._check_slow_stage({"parse": _busy, "parallelism": 1}, "parse")
+
+    def _check_slow_stage(self, kwargs, stage):
+        pipeline = data.pipeline(
+            data.arrays(np.arange(100_000)),
+            batch_size=_BATCH,
+            cache="none",
+            **kwargs,
+        )
         explanation = data.explain(pipeline, seconds=_SECONDS)
         self.assertEqual(explanation.bottleneck, stage)
         self.assertEqual(_slowest_node(explanation), "MapAndBatch")

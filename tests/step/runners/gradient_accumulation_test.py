@@ -541,6 +541,24 @@ class Twice(keras.Model):
         return super().train_step(data)
 
 
+class Differing(keras.Model):
+    """Has one more loss after the trial of two replicas."""
+
+    num_traces = 0
+
+    def train_step(self, data):
+        self.num_traces += 1
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = keras.ops.mean(y_pred)
+            if self.num_traces > 2:
+                loss += self.compute_loss(x, y, y_pred)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {}
+
+
 class NeverApplied(keras.Model):
     def train_step(self, data):
         return {"loss": tf.reduce_mean(self(data[0], training=True))}
@@ -653,6 +671,8 @@ class BadInputTest(parameterized.TestCase):
         (NeverApplied, "sgd", "never applied", 4),
         (keras.Model, _accumulating_twice, "Received: both", 4),
         (keras.Model, "sgd", "=9 and batches of 8 rows .of each replica", 9),
+        # Keras took it for the end of the data, and nothing was trained.
+        (Differing, "sgd", "more losses than on trial", 4),
     )
     def test_nothing_is_changed_on_replicas(self, *arguments):
         mesh = tfscale.device_mesh(data=2)

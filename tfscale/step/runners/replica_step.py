@@ -145,10 +145,22 @@ class ReplicaStep:
         See `Microbatches.microbatch` for the other arguments.
         """
         data = self.batch.microbatch(index, count, more_rows)
-        # Not an iterator, whose end Keras would take for that of the data.
-        totals = list(self._totals)
+        totals = iter(self._totals)
+
+        def next_total(_):
+            found = next(totals, None)
+            if found is None:
+                # A StopIteration would be the end of the data to Keras.
+                raise ValueError(
+                    "A step must do the same in each trace, as microbatches "
+                    "share what replicas exchange once. Received: more losses "
+                    f"than on trial, in a step of {self._model.name!r}. Leave "
+                    "out what depends on Python's state, like a counter."
+                )
+            return found
+
         weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
-        logs, capture, noted = self._run(data, lambda _: totals.pop(0), weight)
+        logs, capture, noted = self._run(data, next_total, weight)
         before = iter(sums)
         found = []
         for g in capture.gradients:
@@ -218,7 +230,7 @@ class ReplicaStep:
             tf.distribute.get_strategy().num_replicas_in_sync,
             attributes.flatten_layers(self._model),
             weight,
-            is_of_keras=attributes.has_steps_of_keras(self._model),
+            is_of_keras=attributes.is_step_of_keras(self._model, "train_step"),
         )
         capture = GradientCapture(self._model.optimizer, weight)
         noted = batch_norm.NotedMoments()

@@ -109,7 +109,9 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
         data,
         layers,
         is_common=is_common,
-        is_of_keras=attributes.has_steps_of_keras(model),
+        is_of_keras=attributes.is_step_of_keras(
+            model, getattr(fn, "__name__", "")
+        ),
     )
     if replica_data is not None and batch_shard.num_replicas > 1:
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
