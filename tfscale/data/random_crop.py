@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfscale.data.sources import image_source
+
 
 def decode_random_crop(
     contents: tf.Tensor,
@@ -67,9 +69,7 @@ def decode_random_crop(
         return tf.image.decode_and_crop_jpeg(contents, crop, num_channels)
 
     def of_another():
-        image = tf.io.decode_image(
-            contents, num_channels, expand_animations=False
-        )
+        image = image_source.decode_image(contents, num_channels)
         y, x, height, width = tf.unstack(window(tf.shape(image)))
         return image[y : y + height, x : x + width]
 

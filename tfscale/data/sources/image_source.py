@@ -31,8 +31,10 @@ def image_folder(
         image_size: `(height, width)`, to which images are resized
             (bilinear), as float32 from 0 to 255. By default they keep their
             own size and are uint8; then `parse` must give them one.
-        num_channels: Integer, 1, 3 or 4. WebP files are not decoded to 1, JPEG
-            files not to 4.
+        num_channels: Integer, 1 (grey), 3 (RGB) or 4 (RGBA), to which every
+            image is converted: grey is the luminance, alpha is left out or
+            255. Of an animation the first picture counts. The orientation in
+            EXIF is not applied, as in Keras' `image_dataset_from_directory`.
         class_names: List of strings, the subfolders in the order of their
             labels. By default all of them, sorted, but those that begin with
             a dot.
@@ -146,8 +148,41 @@ def _images(folder):
     return sorted(files)
 
 
-def _decode(contents, num_channels):
-    return tf.io.decode_image(contents, num_channels, expand_animations=False)
+def decode_image(contents: tf.Tensor, num_channels: int) -> tf.Tensor:
+    """An image as uint8 of shape `(height, width, num_channels)`.
+
+    TensorFlow converts channels of JPEG and PNG only, and none to alpha.
+    """
+
+    def plain():
+        return tf.io.decode_image(
+            contents, num_channels, expand_animations=False
+        )
+
+    def converted():
+        image = tf.io.decode_image(contents, expand_animations=False)
+        is_gray = tf.shape(image)[2] < 3
+        colors = tf.where(is_gray, 1, 3)
+        color, alpha = image[..., :colors], image[..., colors:]
+        if num_channels == 1:
+            gray = tf.image.rgb_to_grayscale
+            return tf.cond(
+                is_gray,
+                lambda: color,
+                lambda: gray(tf.ensure_shape(color, [None, None, 3])),
+            )
+        color = tf.repeat(color, tf.where(is_gray, 3, 1), axis=2)
+        if num_channels == 3:
+            return color
+        opaque = tf.fill(tf.shape(image[..., :1]), tf.constant(255, tf.uint8))
+        return tf.concat([color, alpha, opaque], axis=2)[..., :4]
+
+    start = tf.strings.substr(contents, 0, 2)
+    known = tf.reduce_any(tf.equal(start, [b"\x89P", b"\xff\xd8"]))
+    image = (
+        converted() if num_channels == 4 else tf.cond(known, plain, converted)
+    )
+    return tf.ensure_shape(image, [None, None, num_channels])
 
 
 def _is_jpeg(contents):
@@ -165,7 +200,7 @@ def _decoded(contents, num_channels):
     """
     image = single_device.map_on_host(
         tf.data.Dataset.from_tensors(contents),
-        lambda contents: _decode(contents, num_channels),
+        lambda contents: decode_image(contents, num_channels),
     ).ignore_errors()
     none = tf.zeros([0, 0, num_channels], tf.uint8)
     image = image.concatenate(tf.data.Dataset.from_tensors(none)).take(1)
@@ -185,7 +220,7 @@ def _decoders(size, num_channels):
 
     def quick_decode(contents, label, path):
         del path
-        return resized(_decode(contents, num_channels)), label
+        return resized(decode_image(contents, num_channels)), label
 
     return decode, quick_decode
 

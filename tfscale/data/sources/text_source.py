@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfscale.data.sources import array_source
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import data_loss
 
 
 def tokens(
@@ -89,14 +90,17 @@ def text(
         length: Integer, tokens in a window.
         stride: Integer, as in `tokens`.
         tokenizer: Function from a string to a list of integers; it is called
-            once for each file. By default a token is a byte.
+            once for each file, which must be UTF-8. By default a token is a
+            byte.
 
     Returns:
         A source of `(x, y)`, both int32 of shape `(length,)`.
 
     Raises:
         FileNotFoundError: If no file matches.
-        ValueError: If there is not enough text for a window.
+        tf.errors.DataLossError: If a file is not UTF-8.
+        ValueError: If there is not enough text for a window, or `tokenizer`
+            returns no list of integers of 32 bits.
 
     Example:
 
@@ -113,7 +117,37 @@ def text(
         if tokenizer is None:
             rows.append(np.frombuffer(data, np.uint8))
         else:
-            ids = np.asarray(tokenizer(data.decode("utf-8")), np.int64)
-            array_source.check_int32(ids, f"file {path}")
-            rows.append(ids.astype(np.int32))
+            rows.append(_tokenized(path, data, tokenizer))
     return tokens(np.concatenate(rows), length, stride=stride)
+
+
+def _tokenized(path, data, tokenizer):
+    """The tokens of a file, as an int32 row."""
+    try:
+        decoded = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise data_loss(
+            "A file must be UTF-8 for a `tokenizer`. Received: file "
+            f"{path}, which is not from byte {error.start} on. Convert it, or "
+            "train on bytes, without a `tokenizer`."
+        ) from error
+    try:
+        found = tokenizer(decoded)
+    except Exception as error:
+        error.add_note(f"`tokenizer` was called with the text of {path}.")
+        raise
+    try:
+        ids = np.asarray(found)
+    except ValueError:  # lists of several lengths
+        ids = np.empty([0, 0])
+    if ids.shape == (0,):
+        return ids.astype(np.int32)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            "`tokenizer` must return a list of integers. Received: a "
+            f"{type(found).__name__} of shape {ids.shape} and dtype "
+            f"{ids.dtype} for file {path}. Return the ids alone, for example "
+            '`tokenizer(text)["input_ids"]`.'
+        )
+    array_source.check_int32(ids, f"file {path}")
+    return ids.astype(np.int32)
