@@ -1,5 +1,7 @@
 """What goes wrong with caches, and what the error says."""
 
+import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -14,6 +16,7 @@ from tests import forked_python
 from tests.data import record_files
 from tests.source_files import REPOSITORY
 from tfscale import data
+from tfscale.data.caches import component_files
 
 
 def _other_rows(path):
@@ -122,7 +125,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_disk_that_fills_up_is_named_and_left_clean(self):
         error = tf.errors.ResourceExhaustedError(None, None, "No space left")
         with (
-            mock.patch.object(tf.io.TFRecordWriter, "write", side_effect=error),
+            mock.patch.object(component_files, "_write_all", side_effect=error),
             self.assertRaisesRegex(OSError, "could not be written"),
         ):
             self._strings()
@@ -223,11 +226,19 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
     def _strings(self):
         return self._file(parse=lambda x: tf.fill([9], tf.strings.as_string(x)))
 
-    @parameterized.parameters("0.bin", "sums.bin", "records.tfrecord")
+    def _several(self):
+        def parse(x):
+            return {"a": x, "b": tf.strings.as_string(x), "c": tf.fill([9], x)}
+
+        return self._file(parse=parse)
+
+    @parameterized.product(
+        kind=("_file", "_strings", "_several"), file=("0.bin", "sums.bin")
+    )
     @pytest.mark.crossing(every=2)
-    def test_a_damaged_record_of_a_cache_is_no_record(self, file):
+    def test_a_damaged_record_of_a_cache_is_no_record(self, kind, file):
         # Once the error did not say which file it was.
-        make = self._strings if file == "records.tfrecord" else self._file
+        make = getattr(self, kind)
         make()
         (name,) = os.listdir(self.folder)
         path = os.path.join(self.folder, name, file)
@@ -241,12 +252,15 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
             list(make())
 
     @parameterized.parameters(
-        "0.bin", "sums.bin", "about.json", "records.tfrecord", "offsets.npy"
+        ("_file", "0.bin"),
+        ("_file", "sums.bin"),
+        ("_file", "about.json"),
+        ("_strings", "0.bin"),
+        ("_strings", "0.begin.bin"),
     )
     @pytest.mark.crossing(every=2)
-    def test_a_cache_that_is_not_whole_is_named(self, file):
-        strings = file in ("records.tfrecord", "offsets.npy")
-        make = self._strings if strings else self._file
+    def test_a_cache_that_is_not_whole_is_named(self, kind, file):
+        make = getattr(self, kind)
         make()
         (name,) = os.listdir(self.folder)
         path = os.path.join(self.folder, name, file)
@@ -273,34 +287,104 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
             )
         self.assertEmpty(os.listdir(self.folder))
 
-    def test_what_another_host_is_writing_is_left_alone(self):
-        self._file()
-        (name,) = os.listdir(self.folder)
-        other = f"{name}.partial-{socket.gethostname()}-2-99999999"
-        os.mkdir(os.path.join(self.folder, other))
-        self._file()
-        self.assertIn(other, os.listdir(self.folder))
+    def test_records_of_every_kind_are_kept(self):
+        def parse(x):
+            return {
+                "number": tf.cast(x, tf.bfloat16),
+                "is_odd": x % 2 == 1,
+                "is_two": x == 2,
+                "bytes": tf.repeat(b"\0", x % 3),
+                "word": tf.strings.reduce_join(tf.fill([x % 3], "\0\xff")),
+                "other": tf.strings.as_string(x),
+                "nothing": tf.zeros([0, 3]),
+                "image": tf.fill([2, 3], tf.cast(x, tf.uint8)),
+            }
 
-    def test_a_killed_run_leaves_nothing_in_the_way(self):
+        kwargs = dict(parse=parse, shuffle=False, padding=0)
+        plain = self._pipeline(cache="none", **kwargs)
+        for _ in range(2):
+            kept = self._file(**kwargs)
+            for one, other in zip(plain, kept, strict=True):
+                tf.nest.map_structure(self.assertAllEqual, one, other)
+
+    def _run(self, then):
         code = (
-            "import os, sys, signal\n"
+            "import os, sys, signal, time\n"
             "import numpy as np, tensorflow as tf\n"
             "from tfscale import data\n"
-            "write = tf.io.TFRecordWriter.write\n"
-            "def killed(self, value):\n"
-            "    os.kill(os.getpid(), signal.SIGKILL)\n"
-            "tf.io.TFRecordWriter.write = killed\n"
-            "data.pipeline(data.arrays(np.arange(10)), batch_size=5,\n"
-            "    parse=lambda x: tf.fill([9], tf.strings.as_string(x)),\n"
-            "    cache='file', cache_dir=sys.argv[1])\n"
+            "from tfscale.data.caches import component_files\n"
+            "def run():\n"
+            "    numbers = data.arrays(np.arange(10))\n"
+            "    return data.pipeline(numbers, batch_size=5,\n"
+            "        parse=lambda x: tf.fill([9], tf.strings.as_string(x)),\n"
+            "        cache='file', cache_dir=sys.argv[1])\n"
         )
-        done = forked_python.run(["-c", code, self.folder], REPOSITORY)
+        return ["-c", code + then, self.folder]
+
+    def test_a_killed_run_leaves_nothing_in_the_way(self):
+        done = forked_python.run(
+            self._run(
+                "def killed(*_):\n"
+                "    os.kill(os.getpid(), signal.SIGKILL)\n"
+                "component_files._write_all = killed\n"
+                "run()\n"
+            ),
+            REPOSITORY,
+        )
         self.assertEqual(done.returncode, -9)
         self.assertLen(os.listdir(self.folder), 1)  # what it left
         self.assertLen(list(self._strings()), 2)
         names = os.listdir(self.folder)
         self.assertLen(names, 1)
         self.assertNotIn("partial", names[0])
+
+    def test_two_runs_at_a_time_write_one_cache(self):
+        # Two containers had one name of the host and number of the process:
+        # they wrote into one directory, and each removed the other's.
+        write = component_files.write
+        others = []
+
+        def write_both(partial, *args):
+            count = write(partial, *args)
+            if not others:
+                others.append(partial)
+                self.assertLen(list(self._strings()), 2)  # the other's
+                self.assertTrue(os.path.isdir(partial))
+            return count
+
+        with (
+            mock.patch.object(component_files, "write", write_both),
+            mock.patch.object(os, "getpid", lambda: 1),
+            mock.patch.object(socket, "gethostname", lambda: "node"),
+        ):
+            self.assertLen(list(self._strings()), 2)
+        self.assertLen(others, 1)
+        self.assertLen(os.listdir(self.folder), 1)
+        self.assertLen(list(self._strings()), 2)
+
+    def test_what_another_process_is_writing_is_left_alone(self):
+        # Here it is one that is said to have ended: of another container.
+        self._strings()
+        (name,) = os.listdir(self.folder)
+        partial = os.path.join(self.folder, f"{name}.partial-0")
+        os.mkdir(partial)
+        lock = os.open(partial, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self._strings()
+        self.assertTrue(os.path.isdir(partial))
+        os.close(lock)
+        self._strings()
+        self.assertFalse(os.path.isdir(partial))
+
+    def test_a_file_system_without_locks(self):
+        refused = OSError(errno.ENOLCK, "No locks available")
+        with mock.patch.object(fcntl, "flock", side_effect=refused):
+            self.assertLen(list(self._strings()), 2)
+            (name,) = os.listdir(self.folder)
+            partial = os.path.join(self.folder, f"{name}.partial-0")
+            os.mkdir(partial)
+            self._strings()
+        self.assertTrue(os.path.isdir(partial))
 
 
 if __name__ == "__main__":

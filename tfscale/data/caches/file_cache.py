@@ -1,25 +1,28 @@
 """A cache on disk: parsed records written once, read by their numbers.
 
-A cache is written under another name, and renamed at the end. So a killed run
-leaves neither a lock nor half a cache, and two runs can write the same cache.
+A cache is written under a random name, and renamed at the end. So a killed run
+leaves neither a lock nor half a cache, and two runs can write the same cache,
+also in two containers, where names of hosts and numbers of processes may be the
+same. While it is written it is locked, which tells it from what a killed run
+has left.
 """
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
 import os
 import shutil
-import socket
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale.data.caches import row_file
-from tfscale.data.caches.row_file import RowFile
-from tfscale.data.caches.string_file import StringFile
+from tfscale.data.caches import component_files
+from tfscale.data.packing import Packing
 
 _ABOUT = "about.json"
 
@@ -29,18 +32,19 @@ class FileCache:
 
     def __init__(self, directory: str, spec: Any):
         self._directory = directory
-        self._spec = spec
-        flat = keras.tree.flatten(spec)
+        self._packing = Packing(spec)
         try:
             with open(os.path.join(directory, _ABOUT)) as file:
-                num_records = json.load(file)["num_records"]
-            self._file = _format(flat)(directory, flat, num_records)
-            for name, size in self._file.sizes().items():
+                about = json.load(file)
+            for name, size in about["sizes"].items():
                 found = os.path.getsize(os.path.join(directory, name))
                 if found != size:
                     raise ValueError(
                         f"{name} has {found} bytes where {size} belong"
                     )
+            self._files = component_files.ComponentFiles(
+                directory, self._packing.specs, about["num_records"]
+            )
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
                 f"A cache must be whole. Received: cache {directory}, which is "
@@ -68,11 +72,7 @@ class FileCache:
     def get_or_make(self, index: tf.Tensor, make: Any) -> Any:
         """Records of `index`, as of `MemoryCache`."""
         del make
-        return keras.tree.pack_sequence_as(self._spec, self._file.read(index))
-
-
-def _format(specs: list[tf.TensorSpec]) -> type[RowFile | StringFile]:
-    return RowFile if row_file.suits(specs) else StringFile
+        return self._packing.unpack(self._files.read(index))
 
 
 def _bits(record):
@@ -112,21 +112,55 @@ def write(
     parent = os.path.dirname(directory)
     os.makedirs(parent, exist_ok=True)
     disk = functools.partial(_disk, directory, need)
-    partial = f"{directory}.partial-{socket.gethostname()}-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with _locked(directory, disk) as partial:
         with disk():
             if need > shutil.disk_usage(parent).free:
                 raise OSError("It is too small.")
-            os.makedirs(partial)
         _write(partial, records, spec, disk)
         try:
             os.rename(partial, directory)
         except OSError:
             if not os.path.isdir(directory):  # no other run was first
                 raise
+
+
+@contextlib.contextmanager
+def _locked(directory, disk):
+    """A new directory beside `directory`, locked; removed if it is there."""
+    partial = lock = None
+    while lock is None:
+        with disk():
+            partial = f"{directory}.partial-{uuid.uuid4().hex}"
+            os.mkdir(partial)
+            lock = _lock(partial, is_new=True)
+    try:
+        yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(partial, is_new=False):
+    """An open, locked directory; None if another process has it, or removed it.
+
+    The lock ends with the process. Some file systems have none: there, what is
+    not new is left alone.
+    """
+    try:
+        file = os.open(partial, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.isdir(partial)
+    except BlockingIOError:
+        is_ours = False
+    except OSError:
+        is_ours = is_new
+    if is_ours:
+        return file
+    os.close(file)
+    return None
 
 
 @contextlib.contextmanager
@@ -145,34 +179,27 @@ def _disk(directory, need):
 
 
 def _write(partial, records, spec, disk):
-    specs = keras.tree.flatten(spec)
-    tensors = records.map(
-        lambda *record: tuple(
-            keras.tree.flatten(record if len(record) > 1 else record[0])
-        )
+    packing = Packing(spec)
+    packed = records.map(
+        lambda *one: tuple(packing.pack(one if len(one) > 1 else one[0]))
     )
-    count = _format(specs).write(partial, tensors, specs, disk)
-    with disk(), open(os.path.join(partial, _ABOUT), "w") as file:
-        json.dump({"num_records": count, "spec": str(spec)}, file)
+    count = component_files.write(partial, packed, packing.specs, disk)
+    with disk():
+        sizes = {
+            name: os.path.getsize(os.path.join(partial, name))
+            for name in os.listdir(partial)
+        }
+        about = {"num_records": count, "spec": str(spec), "sizes": sizes}
+        with open(os.path.join(partial, _ABOUT), "w") as file:
+            json.dump(about, file)
 
 
 def _sweep(directory):
-    """Removes unfinished caches of killed runs of this host."""
-    begin = f"{os.path.basename(directory)}.partial-{socket.gethostname()}-"
+    """Removes unfinished caches of killed runs."""
+    begin = f"{os.path.basename(directory)}.partial-"
     parent = os.path.dirname(directory)
     for name in os.listdir(parent) if os.path.isdir(parent) else ():
-        pid = name.removeprefix(begin)
-        # The name of another host may begin with that of this host.
-        ours = name.startswith(begin) and pid.isdecimal()
-        if ours and not _is_alive(int(pid)):
-            shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-
-
-def _is_alive(pid):
-    try:
-        os.kill(pid, 0)  # sends nothing
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # of another user
-    return True
+        path = os.path.join(parent, name)
+        if name.startswith(begin) and (lock := _lock(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)

@@ -12,13 +12,14 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.data.packing import Packing
 
 
 class MemoryCache:
     """Parsed records of a `spec` in memory, by their numbers."""
 
     def __init__(self, spec: Any, num_records: int):
-        self._spec = spec
+        self._packing = Packing(spec)
         with tf.init_scope(), tf.device("CPU:0"):
             self._rows = [
                 # Not initialized: the system allocates rows when written.
@@ -27,7 +28,7 @@ class MemoryCache:
                         shape=[num_records, *tensor.shape], dtype=tensor.dtype
                     )
                 )
-                for tensor in keras.tree.flatten(spec)
+                for tensor in self._packing.specs
             ]
             self._is_there = _variable(tf.zeros([num_records], tf.bool))
 
@@ -43,14 +44,14 @@ class MemoryCache:
 
         def hit():
             tensors = [_gather(rows, index) for rows in self._rows]
-            return keras.tree.pack_sequence_as(self._spec, tensors)
+            return self._packing.unpack(tensors)
 
         def miss():
             record = make()
             stored = [
                 _scatter(rows, index, tensor)
                 for rows, tensor in zip(
-                    self._rows, keras.tree.flatten(record), strict=True
+                    self._rows, self._packing.pack(record), strict=True
                 )
             ]
             # Last, so that no record is there in part.
