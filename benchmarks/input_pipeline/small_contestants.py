@@ -40,9 +40,9 @@ def _by_hand(pattern, count, parse):
     return batches.prefetch(AUTOTUNE)
 
 
-def _tfscale(source, parse=None, **kwargs):
+def _tfscale(source, **kwargs):
     kwargs = {"cache": "none", "shuffle": 10**9, **kwargs}
-    return data.pipeline(source, batch_size=BATCH_SIZE, parse=parse, **kwargs)
+    return data.pipeline(source, batch_size=BATCH_SIZE, **kwargs)
 
 
 def _decode(record):
@@ -55,7 +55,7 @@ def _bytes(folder, count):
         folder, "bytes", count, lambda _: random.bytes(RECORD_BYTES)
     )
     hand = _by_hand(pattern, count, _decode)
-    ours = _tfscale(data.tfrecords(pattern), _decode)
+    ours = _tfscale(data.tfrecords(pattern), parse_batch=_decode)
     return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
 
@@ -77,7 +77,7 @@ def _examples(folder, count):
     hand = _by_hand(pattern, count, lambda r: tf.io.parse_example(r, _FEATURES))
     ours = _tfscale(
         data.tfrecords(pattern),
-        lambda r: tf.io.parse_single_example(r, _FEATURES),
+        parse_batch=lambda r: tf.io.parse_example(r, _FEATURES),
     )
     return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
@@ -140,9 +140,12 @@ def _cached(folder, count):
     hand = files.interleave(tf.data.TFRecordDataset).map(_decode).cache()
     hand = hand.shuffle(count).batch(BATCH_SIZE).prefetch(AUTOTUNE)
     source = data.tfrecords(pattern)
-    memory = _tfscale(source, _decode, cache="memory")
+    memory = _tfscale(source, parse_batch=_decode, cache="memory")
     file = _tfscale(
-        source, _decode, cache="file", cache_dir=os.path.join(folder, "cache")
+        source,
+        parse_batch=_decode,
+        cache="file",
+        cache_dir=os.path.join(folder, "cache"),
     )
     return {
         "tfscale": lambda: memory,

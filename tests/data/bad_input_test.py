@@ -24,14 +24,9 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         {"batch_size": True},
         {"shuffle": 0},
         {"shuffle": 8.0},
-        {"shuffle_window": 0},
         {"prefetch": -2},
         {"prefetch": None},
         {"parallelism": 0},
-        {"interleaved_reads": 0},
-        {"num_threads": -1},
-        {"ram_budget": -1},
-        {"service_lanes": 0},
         {"seed": None},
         {"seed": 0.5},
         {"seed": 2**63},
@@ -43,31 +38,19 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         ):
             self._pipeline(**kwargs)
 
-    def test_arguments_of_the_last_release_are_options(self):
+    def test_options_of_tf_data_are_taken(self):
         options = tf.data.Options()
         options.deterministic = False
         options.threading.private_threadpool_size = 2
-        with self.assertWarnsRegex(DeprecationWarning, "Use `options.determ"):
-            old = self._pipeline(deterministic=False, num_threads=2)
-        for pipeline in (old, self._pipeline(options=options)):
-            found = pipeline.options()
-            self.assertFalse(found.deterministic)
-            self.assertEqual(found.threading.private_threadpool_size, 2)
-            found = np.concatenate(list(pipeline.as_numpy_iterator()))
-            self.assertCountEqual(found, range(9))
+        pipeline = self._pipeline(options=options)
+        found = pipeline.options()
+        self.assertFalse(found.deterministic)
+        self.assertEqual(found.threading.private_threadpool_size, 2)
+        found = np.concatenate(list(pipeline.as_numpy_iterator()))
+        self.assertCountEqual(found, range(9))
         self.assertTrue(self._pipeline().options().deterministic)
-        with self.assertWarnsRegex(DeprecationWarning, "16 files"):
-            self._pipeline(interleaved_reads=4)
-        with self.assertWarnsRegex(DeprecationWarning, "for `shuffle`"):
-            pipeline = self._pipeline(shuffle_window=4)
-        self.assertEqual(pipeline.recipe.window, 4)
-        with self.assertWarnsRegex(DeprecationWarning, "8 workers"):
-            self._pipeline(service_lanes=4)
-        with self.assertWarnsRegex(DeprecationWarning, "autotune.ram_budget"):
-            pipeline = self._pipeline(ram_budget=99)
-        self.assertEqual(pipeline.options().autotune.ram_budget, 99)
-        with self.assertRaisesRegex(TypeError, "no argument 'batchsize'"):
-            self._pipeline(batchsize=4)
+        # The options of the user are not changed.
+        self.assertFalse(options.deterministic)
 
     def test_numbers_of_numpy_are_numbers(self):
         pipeline = self._pipeline(batch_size=np.int64(3), seed=np.int32(1))

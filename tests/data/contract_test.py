@@ -138,7 +138,7 @@ SOURCES = {
                 "early": (data.arrays(np.arange(20)), 0.7),
                 "late": (data.arrays(np.arange(20, _N)), 0.3),
             },
-            exhausted="renormalise",
+            exhausted="renormalize",
         ),
         None,
     ),

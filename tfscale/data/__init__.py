@@ -1,6 +1,5 @@
 """Input pipelines that are in the right order, and resume exactly."""
 
-from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.explain import explain
 from tfscale.data.explaining.explanation import Explanation
 from tfscale.data.explaining.lints import Finding
@@ -8,8 +7,6 @@ from tfscale.data.explaining.lints import lint
 from tfscale.data.explaining.throughput import Throughput
 from tfscale.data.explaining.throughput import benchmark
 from tfscale.data.make import pipeline
-from tfscale.data.order.position import Position
-from tfscale.data.order.position import PositionValue
 from tfscale.data.random_crop import decode_random_crop
 from tfscale.data.sources.array_source import arrays
 from tfscale.data.sources.csv_source import csv
@@ -18,7 +15,6 @@ from tfscale.data.sources.file_source import files
 from tfscale.data.sources.hugging_face_source import hugging_face
 from tfscale.data.sources.image_source import image_folder
 from tfscale.data.sources.mix_source import mix
-from tfscale.data.sources.pack_source import PackedSource
 from tfscale.data.sources.pack_source import pack
 from tfscale.data.sources.pack_source import packed_attention_mask
 from tfscale.data.sources.photo_source import photo_patches
@@ -34,10 +30,6 @@ from tfscale.data.sources.tfrecord_source import tfrecords
 __all__ = [
     "Explanation",
     "Finding",
-    "PackedSource",
-    "Position",
-    "PositionValue",
-    "ResumableDataset",
     "Throughput",
     "array_records",
     "arrays",

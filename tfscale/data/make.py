@@ -16,7 +16,6 @@ from tfscale.data.chain import caching
 from tfscale.data.chain import chain
 from tfscale.data.chain import named
 from tfscale.data.chain import parsing
-from tfscale.data.chain import service as service_lib
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining import lints
@@ -46,8 +45,6 @@ def pipeline(
     prefetch: int = tf.data.AUTOTUNE,
     parallelism: int = tf.data.AUTOTUNE,
     options: tf.data.Options | None = None,
-    service: str | None = None,
-    **replaced: Any,
 ) -> ResumableDataset:
     """The input pipeline of a source: everything in the right order.
 
@@ -62,9 +59,7 @@ def pipeline(
             `(batch,)` from TFRecord files, that returns the results of `parse`
             along its first dimension, as `tf.io.parse_example` does. It may
             replace `parse`; if both are given, they are compared on some
-            records. Without it, a `parse` of many small records runs on batches
-            if it only parses strings or `tf.train.Example`, calculates and
-            reshapes; `explain` says so.
+            records. Small records are parsed many times faster so.
         augment: Function of a parsed record, with one more argument `seed`, an
             int64 tensor of shape `(2,)` for `tf.random.stateless_*` and
             `tf.image.stateless_*`. The seed depends only on the pipeline's
@@ -103,12 +98,6 @@ def pipeline(
             or resume. `autotune.ram_budget` is the number of bytes for caches
             and buffers; by default half of the free memory of the machine or
             its cgroup.
-        service: String, the address of a `tf.data` service's dispatcher, such
-            as `"grpc://host:5000"`: up to 8 of its workers do all but the
-            prefetching. Order and resume are the same. Each worker reads all of
-            a source that is read in blocks. The batches of a worker that dies
-            are lost.
-        **replaced: Arguments of the last release that have been replaced.
 
     Returns:
         A `ResumableDataset`, which is a `tf.data.Dataset` of batches.
@@ -117,8 +106,7 @@ def pipeline(
         TypeError: If `source` is no source, or a number no integer.
         ValueError: If workers would not get equal batches, no batch is left,
             the budget is too small, or a function is random that must not be.
-        OSError: If a cache file cannot be written, or the service does not
-            answer.
+        OSError: If a cache file cannot be written.
 
     Example:
 
@@ -135,10 +123,8 @@ def pipeline(
     arguments.check_numbers(
         batch_size=batch_size, prefetch=prefetch, parallelism=parallelism
     )
-    options, shuffle = arguments.with_replaced(options, shuffle, replaced)
+    options = tf.data.Options().merge(options or tf.data.Options())
     window = arguments.shuffle_window(shuffle)
-    if service is not None:
-        service_lib.reach(service)
     context = input_context or tf.distribute.InputContext()
     source, sizes = of_worker(source, shard, context)
     plan = make_plan(
@@ -171,7 +157,6 @@ def pipeline(
         parallelism=parallelism,
         prefetch=prefetch,
         padding=padding,
-        service=service,
         options=_options(options, context),
     )
     parsed = recipe.map_parsed(tf.data.Dataset.from_tensors(raw))
@@ -179,7 +164,7 @@ def pipeline(
     first = parsed.get_single_element()
     lints.check_functions(parsed, augment)
     recipe = dataclasses.replace(recipe, spec=_spec_of(recipe, first))
-    recipe = parsing.decided(recipe, parse_batch, raw)
+    recipe = parsing.decided(recipe, parse_batch)
     can_name = named.can_name(recipe, functools.partial(chain.made, recipe))
     recipe = dataclasses.replace(recipe, names_failed=can_name)
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)

@@ -13,27 +13,29 @@ import tfscale
 from tests import strategies
 from tfscale import data
 from tfscale.data.order import stream
+from tfscale.data.order.position import Position
+from tfscale.data.order.position import PositionValue
 from tfscale.graphs import dataset_graph
 
 
 class PositionTest(tf.test.TestCase, parameterized.TestCase):
     def test_three_integers_that_can_be_read_and_set(self):
-        position = data.Position(seed=7)
+        position = Position(seed=7)
         self.assertEqual(position.value, (7, 0, 0))
         position.assign(epoch=2, index=96)
-        self.assertEqual(position.value, data.PositionValue(7, 2, 96))
+        self.assertEqual(position.value, PositionValue(7, 2, 96))
 
     @parameterized.parameters({"epoch": -1}, {"index": -8})
     def test_negative_ones_are_refused(self, **kwargs):
         with self.assertRaisesRegex(ValueError, "0 or more"):
-            data.Position(0).assign(**kwargs)
+            Position(0).assign(**kwargs)
 
     def test_goes_into_a_checkpoint(self):
-        position = data.Position(seed=7)
+        position = Position(seed=7)
         position.assign(epoch=2, index=96)
         path = os.path.join(self.create_tempdir(), "checkpoint")
         saved = tf.train.Checkpoint(position=position).write(path)
-        other = data.Position(seed=0)
+        other = Position(seed=0)
         tf.train.Checkpoint(position=other).read(saved).assert_consumed()
         self.assertEqual(other.value, (7, 2, 96))
 
@@ -41,7 +43,7 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         with strategy.scope():
             pipeline = data.pipeline(data.arrays(np.arange(8)), batch_size=4)
-            position = data.Position(3)
+            position = Position(3)
         self.assertEqual(position.value, (3, 0, 0))
         self.assertLen(list(pipeline), 2)
 

@@ -39,17 +39,17 @@ def _records(source, epochs=1, **kwargs):
 
 
 class MixTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.parameters("repeat", "stop", "renormalise")
+    @parameterized.parameters("repeat", "stop", "renormalize")
     def test_weights_hold_all_along(self, exhausted):
         records = np.array(_records(_mix(exhausted))) // 1000
-        until = 23 if exhausted == "renormalise" else len(records)
+        until = 23 if exhausted == "renormalize" else len(records)
         for length in range(1, until + 1):
             for number, weight in enumerate(_WEIGHTS):
                 came = int(np.sum(records[:length] == number))
                 self.assertLess(abs(came - weight * length), 1.5)
 
     @parameterized.product(
-        exhausted=("repeat", "stop", "renormalise"), shuffle=(False, True)
+        exhausted=("repeat", "stop", "renormalize"), shuffle=(False, True)
     )
     def test_each_record_once_in_its_own_epoch(self, exhausted, shuffle):
         records = np.array(_records(_mix(exhausted), 4, shuffle=shuffle))
@@ -70,11 +70,11 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertBetween(stop, 21, 24)
         self.assertBetween(repeat, 58, 61)
-        each = _records(_mix("renormalise"))
+        each = _records(_mix("renormalize"))
         self.assertLen(each, sum(_SIZES))
         self.assertLen(set(each), sum(_SIZES))
 
-    @parameterized.parameters("repeat", "stop", "renormalise")
+    @parameterized.parameters("repeat", "stop", "renormalize")
     @pytest.mark.crossing(every=3)
     def test_resume_at_every_batch_and_with_two_workers(self, exhausted):
         source = _mix(exhausted)
@@ -126,8 +126,8 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(by_batch, one_by_one)
 
     def test_weights_whose_sum_is_no_number(self):
-        source = _mix("renormalise", weights=(1e308, 1e308, 1e308))
-        self.assertCountEqual(_records(source), _records(_mix("renormalise")))
+        source = _mix("renormalize", weights=(1e308, 1e308, 1e308))
+        self.assertCountEqual(_records(source), _records(_mix("renormalize")))
 
     def test_shapes_that_parse_makes_one(self):
         # They were put together before `parse`, and the graph was refused.
@@ -135,7 +135,7 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
             f"{size}": (data.arrays(np.full([2, size], size)), 1)
             for size in (2, 3)
         }
-        mixed = data.mix(sources, exhausted="renormalise")
+        mixed = data.mix(sources, exhausted="renormalize")
         pipeline = data.pipeline(
             mixed, batch_size=4, shuffle=False, parse=tf.reduce_max
         )

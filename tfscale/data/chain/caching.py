@@ -55,12 +55,6 @@ def cached(recipe, kind, cache_dir, first, budget):
             "cache='memory', `padding`. Use cache='file' with a `cache_dir`, "
             "or 'none'."
         )
-    if kind == "memory" and recipe.service is not None:
-        raise ValueError(
-            "A cache in this process's memory is of no use to the workers of "
-            f"a service. Received: cache='memory', service={recipe.service!r}."
-            " Use cache='file' with a `cache_dir` that they share, or 'none'."
-        )
     if kind == "file" and cache_dir is None:
         raise ValueError(
             "cache='file' needs a directory. Received: cache_dir=None."
@@ -82,7 +76,7 @@ def _choose(recipe, cache_dir, need, budget):
     source = recipe.source
     if source.in_memory and not recipe.parses:
         return "none"  # the records are in memory as they are
-    if need <= budget and recipe.service is None and recipe.has_one_shape:
+    if need <= budget and recipe.has_one_shape:
         return "memory"
     if cache_dir is not None:
         os.makedirs(cache_dir, exist_ok=True)
@@ -99,7 +93,7 @@ def _file(recipe, cache_dir, need):
         num_records=source.num_records, batch_size=1, remainder="keep"
     )
     in_order = dataclasses.replace(
-        recipe, plan=plan, shuffle=False, augment=None, service=None
+        recipe, plan=plan, shuffle=False, augment=None
     )
     records = chain.keyed_records(in_order, Position(0))
     records = records.map(lambda _, record: record).prefetch(tf.data.AUTOTUNE)

@@ -22,7 +22,6 @@ import tensorflow as tf
 from tfscale.data import single_device
 from tfscale.data.chain import named
 from tfscale.data.chain import recipe as recipe_lib
-from tfscale.data.chain import service
 from tfscale.data.order import buffered
 from tfscale.data.order import stream
 from tfscale.data.order import windows
@@ -32,10 +31,7 @@ from tfscale.data.sources.source import IndexedSource
 
 def build(recipe, position):
     """The chain of one worker, as a plain `tf.data.Dataset` of batches."""
-    if recipe.service is None:
-        batches = keyed_batches(recipe, position)
-    else:
-        batches = service.batches(recipe, position, keyed_batches)
+    batches = keyed_batches(recipe, position)
     if recipe.prefetch:
         batches = batches.prefetch(recipe.prefetch)
     delivered = single_device.map_on_host(
@@ -100,10 +96,10 @@ def _parsed_batches(recipe, position):
         def make():
             batch = recipe.source.gather(index) if gathered else raw[0]
             if recipe.cache is None or recipe.parse_batch is None:
-                return recipe.parsed_batch(batch, index)
+                return recipe.parsed_batch(batch)
             # A map of its own is prepared only for records not cached.
-            one = tf.data.Dataset.from_tensors((index, batch))
-            parsed = one.map(lambda i, b: recipe.parsed_batch(b, i))
+            one = tf.data.Dataset.from_tensors(batch)
+            parsed = recipe_lib.mapped(one, recipe.parsed_batch)
             return parsed.get_single_element()
 
         return keys, recipe.get_or_make(index, make)

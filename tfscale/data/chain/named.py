@@ -26,7 +26,6 @@ def can_name(recipe, make):
     """
     if (
         getattr(recipe.source, "quick_decode", None) is None
-        or recipe.service is not None
         or not recipe.options.deterministic
     ):
         return False

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfscale.data.caches.file_cache import FileCache
 from tfscale.data.caches.memory_cache import MemoryCache
-from tfscale.data.chain import service
 from tfscale.data.order.epoch_plan import EpochPlan
 from tfscale.data.sources.source import Source
 
@@ -23,6 +22,13 @@ def call(function, record, **kwargs):
     arguments = record if type(record) is tuple else (record,)
     result = function(*arguments, **kwargs)
     return _without_lists(tuple(result) if isinstance(result, list) else result)
+
+
+def mapped(dataset, function):
+    """A dataset whose elements, tuples included, `function` has taken whole."""
+    # A tuple is several arguments to `map`.
+    is_tuple = type(dataset.element_spec) is tuple
+    return dataset.map(lambda *one: function(one if is_tuple else one[0]))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -57,21 +63,14 @@ class Recipe:
     cache: FileCache | MemoryCache | None = None
     cache_kind: str = "none"  # or "memory", "file"; for explanations
     cache_reason: str = "as asked"
-    # Function of a batch of records as they are read, and of their `numbers`.
+    # Function of a batch of records as they are read.
     parse_batch: Callable[..., Any] | None = None
     batchwise: bool = False  # whether records are batched before `augment`
     parse_reason: str = ""
     names_failed: bool = False  # see `named`
     padding: Any = None
-    service: str | None = None
-    lane: tf.Tensor | int = 0  # see `service`
     # Whether the consumer reads batches ahead, and moves the position itself.
     is_read_ahead: bool = False
-
-    @property
-    def num_lanes(self):
-        """The lanes that share the steps of an epoch."""
-        return 1 if self.service is None else service.LANES
 
     @property
     def has_one_shape(self):
@@ -125,15 +124,13 @@ class Recipe:
         """A dataset of unparsed records, parsed."""
         if not self.parses:
             return records
-        # A tuple is several arguments to `map`, and one record to `parsed`.
-        is_tuple = type(records.element_spec) is tuple
-        return records.map(lambda *r: self.parsed(r if is_tuple else r[0]))
+        return mapped(records, self.parsed)
 
-    def parsed_batch(self, batch, numbers):
+    def parsed_batch(self, batch):
         """A parsed batch of records, along its first dimension."""
         if self.parse_batch is None:
             return batch
-        batch = call(self.parse_batch, batch, numbers=numbers)
+        batch = call(self.parse_batch, batch)
         keras.tree.assert_same_structure(self.spec, batch)
         return keras.tree.map_structure(
             lambda spec, tensor: tf.ensure_shape(

@@ -30,9 +30,9 @@ def stream_records(recipe, position):
             )
         records = records.enumerate().skip(start)
 
-        if plan.num_workers > 1 or recipe.num_lanes > 1:
+        if plan.num_workers > 1:
             records = records.filter(
-                lambda position, _: stream.of_worker(recipe, position, where)
+                lambda position, _: stream.of_worker(plan, position, where)
             )
         else:
             records = records.take(where.final + 1 - start)

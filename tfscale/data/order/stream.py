@@ -110,16 +110,14 @@ def keys_of(heads, records, positions, final, plan):
     return tf.concat([heads, tf.stack([records, positions], axis=1)], 1)
 
 
-def of_worker(recipe, positions, where):
-    """Whether positions of an epoch are of this worker and lane; bools.
+def of_worker(plan, positions, where):
+    """Whether positions of an epoch are of this worker; bools.
 
     `where` is an `EpochStart`.
     """
-    plan = recipe.plan
     step = (positions - where.first) // plan.global_batch
     first, length = plan.slice_of(step, where.first, tf.minimum)
     found = (positions >= first) & (positions < first + length)
-    found &= step % recipe.num_lanes == recipe.lane
     return found & (step < where.steps)
 
 
@@ -153,19 +151,18 @@ def shuffled(positions, size, key):
 
 def indexed_keys(recipe, position):
     """A dataset of keys, `(plan.slice_size, KEY_SIZE)` for each step."""
-    plan, lanes = recipe.plan, recipe.num_lanes
+    plan = recipe.plan
 
     def chunks_of_epoch(_):
         where = epoch_start(recipe, position)
-        first = tf.range(recipe.lane, where.steps, lanes * _STEPS_AT_ONCE)
+        first = tf.range(0, where.steps, _STEPS_AT_ONCE)
         start = tf.broadcast_to(tf.stack(where), [tf.size(first), len(where)])
         return declare((start, first), plan.num_steps)
 
     def steps_of_chunk(start, first):
         where = EpochStart(*tf.unstack(start))
         # Of many steps at once: in each, it would be many operations.
-        end = tf.minimum(first + lanes * _STEPS_AT_ONCE, where.steps)
-        step = tf.range(first, end, lanes)
+        step = tf.range(first, tf.minimum(first + _STEPS_AT_ONCE, where.steps))
         first, size = plan.slice_of(step, where.first, tf.minimum)
         # Of as many chunks as there are steps: see the module.
         return declare((heads_of(where, step, plan), first, first + size), 1)

@@ -188,8 +188,8 @@ class _WindowReader:
         end = tf.minimum(begin + size, final + 1)
         end = tf.where(window == self._num_windows - 1, final + 1, end)
         positions = tf.range(tf.maximum(begin, start), end)
-        if self._plan.num_workers > 1 or self._recipe.num_lanes > 1:
-            mine = stream.of_worker(self._recipe, positions, where)
+        if self._plan.num_workers > 1:
+            mine = stream.of_worker(self._plan, positions, where)
             positions = tf.boolean_mask(positions, mine)
         within = (positions - begin) % size
         if self._recipe.shuffle:

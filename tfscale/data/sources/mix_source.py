@@ -25,7 +25,7 @@ from tfscale.data.sources.source import IndexedSource
 
 _PATTERN = 1000  # positions: weights are exact to a thousandth
 _ROUNDS = 4  # as `tf.random.experimental.index_shuffle` has
-EXHAUSTION = ("repeat", "stop", "renormalise")
+EXHAUSTION = ("repeat", "stop", "renormalize")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def mix(
             records: `"repeat"`, it begins its next epoch, and the mixture's
             epoch ends when all sources have been seen whole; `"stop"`, the
             mixture's epoch ends, and the other records come in the next one; or
-            `"renormalise"`, the other sources go on at their weights, so that
+            `"renormalize"`, the other sources go on at their weights, so that
             each record comes once.
 
     Returns:
@@ -209,7 +209,7 @@ def _stretches(sizes, weights, exhausted):
     left, stretches, begin = sizes.copy(), [], 0
     while left.any():
         active = np.where(left > 0, weights, 0.0)
-        if exhausted == "renormalise":
+        if exhausted == "renormalize":
             active /= active.sum()
         stretch = _Stretch(begin, _pattern(active), sizes - left)
         stretches.append(stretch)
@@ -217,7 +217,7 @@ def _stretches(sizes, weights, exhausted):
             stretch.position_of(left[source] - 1, source) + 1
             for source in np.flatnonzero(left)
         ]
-        if exhausted != "renormalise":
+        if exhausted != "renormalize":
             return stretches, {"repeat": max, "stop": min}[exhausted](ends)
         left = left - stretch.counts(min(ends))
         begin += min(ends)
