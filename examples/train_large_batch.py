@@ -1,11 +1,11 @@
-"""Trains with the batch that pays off, in the memory at hand, through kills.
+"""Trains with the batch that pays off, through kills.
 
     python -m examples.train_large_batch --flagfile=configs/large_batch.flags
 
-Three numbers are left to tfscale: the batch size, which follows the noise of
-the gradients, the microbatches, which follow from the memory, and the steps
-between two backups, which follow from what a backup costs. Start the program
-again after a kill, and it continues at the last saved step.
+Two numbers are left to tfscale: the batch size, which follows the noise of the
+gradients, and the steps between two backups, which follow from what a backup
+costs. Each batch runs in microbatches. Start the program again after a kill,
+and it continues at the last saved step.
 """
 
 import os
@@ -24,8 +24,8 @@ NUM_REPLICAS = flags.DEFINE_integer(
 BATCH_SIZES = flags.DEFINE_list(
     "batch_sizes", ["16", "512"], "The smallest and the largest batch."
 )
-MEMORY = flags.DEFINE_integer(
-    "memory", None, "MiB of each device that training may use.", lower_bound=1
+NUM_MICROBATCHES = flags.DEFINE_integer(
+    "num_microbatches", 2, "Microbatches of each batch.", lower_bound=1
 )
 NUM_EPOCHS = flags.DEFINE_integer(
     "num_epochs", 4, "Epochs to train.", lower_bound=1
@@ -55,8 +55,7 @@ def make_model():
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # The memory of a step is estimated from its graph: no XLA.
-    model.compile("adam", loss, jit_compile=False)
+    model.compile("adam", loss)
     return model
 
 
@@ -66,7 +65,7 @@ def main(_):
     with tfscale.MeshStrategy(mesh).scope():
         model = make_model()
     accumulation = tfscale.callbacks.GradientAccumulation(
-        "auto", memory_limit=MEMORY.value and MEMORY.value << 20
+        NUM_MICROBATCHES.value
     )
     noise = tfscale.callbacks.GradientNoiseScale(
         batch_sizes=(smallest, largest), learning_rate="sqrt"
@@ -77,8 +76,7 @@ def main(_):
     report = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: print(
             f"epoch {epoch}: loss {logs['loss']:.3f}, batches of "
-            f"{logs['batch_size']:.0f} rows in "
-            f"{accumulation.found_num_microbatches} microbatches, noise scale "
+            f"{logs['batch_size']:.0f} rows, noise scale "
             f"{logs['gradient_noise_scale']:.0f} rows"
         )
     )

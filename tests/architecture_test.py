@@ -187,7 +187,6 @@ LAYERS = (
         "tfscale/mesh/",
         "tfscale/variables/",
         "tfscale/optimizers/update/",
-        "tfscale/distribute/",
     ),
     ("tfscale/data/packing.py", "tfscale/data/single_device.py"),
     ("tfscale/data/sources/",),

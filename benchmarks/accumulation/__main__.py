@@ -1,7 +1,6 @@
 """Processor time and memory of microbatches against the whole batch.
 
     python -m benchmarks.accumulation
-    python -m benchmarks.accumulation --limits=400,250,150
 
 Plain Keras and each number of microbatches train in processes of their own,
 which take turns, so that a machine that slows down slows all of them down.
@@ -19,15 +18,12 @@ from benchmarks import gpt_flags
 from benchmarks import processes
 
 _MICROBATCHES = flags.DEFINE_list("microbatches", ["2", "4", "8"], "How many.")
-_LIMITS = flags.DEFINE_list(
-    "limits", [], "MiB of a device: for each the number that 'auto' finds."
-)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each process.")
 _STEPS = flags.DEFINE_integer("steps", 4, "Steps of a turn.")
 
 
-def _worker(microbatches, limit=None):
-    """A process that trains when it is its turn, in `limit` MiB."""
+def _worker(microbatches):
+    """A process that trains when it is its turn."""
     return processes.Turns(
         "benchmarks.accumulation.worker",
         {
@@ -35,37 +31,13 @@ def _worker(microbatches, limit=None):
             "stages": 0,
             "steps": _STEPS.value,
             "microbatches": microbatches,
-            "limit": limit,
         },
         env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"},
     )
 
 
-def _turn(*arguments):
-    worker = _worker(*arguments)
-    try:
-        return worker.ask()
-    finally:
-        worker.end()
-
-
-def _find():
-    """Prints what 'auto' finds, and whether one microbatch less would fit."""
-    print("| limit | found | peak | peak of one less |")
-    print("|---|---|---|---|")
-    for limit in map(int, _LIMITS.value):
-        turn = _turn("auto", limit)
-        number, less = turn["number"], ""
-        if number > 1:
-            less = f"{_turn(number - 1)['peak'] / 2**20:.0f} MiB"
-        peak = turn["peak"] / 2**20
-        print(f"| {limit} MiB | {number} | {peak:.0f} MiB | {less} |")
-
-
 def main(argv):
     del argv
-    if _LIMITS.value:
-        return _find()
     counts = [1, *map(int, _MICROBATCHES.value)]
     workers = {count: _worker(count) for count in counts}
     turns = {count: [] for count in counts}

@@ -26,10 +26,7 @@ def main():
         (tokens[:, :-1], tokens[:, 1:])
     ).repeat()
     # Of one microbatch it is plain Keras.
-    limit = config.get("limit")
-    callback = tfscale.callbacks.GradientAccumulation(
-        config["microbatches"], memory_limit=limit and limit << 20
-    )
+    callback = tfscale.callbacks.GradientAccumulation(config["microbatches"])
 
     def fit(steps):
         model.fit(
@@ -49,8 +46,6 @@ def main():
                 {
                     "seconds": seconds,
                     "bytes": peak - before,
-                    "peak": peak,
-                    "number": callback.found_num_microbatches,
                 }
             ),
             flush=True,

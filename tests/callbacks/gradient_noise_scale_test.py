@@ -72,20 +72,6 @@ class NoiseTest(tf.test.TestCase, parameterized.TestCase):
             history.history["gradient_noise_scale"], [noise.noise_scale]
         )
 
-    def test_the_number_of_microbatches_may_be_found(self):
-        # It was compared with 1: a TypeError with "auto".
-        model = quadratic()
-        noise = GradientNoiseScale()
-        accumulation = GradientAccumulation("auto", memory_limit=1 << 30)
-        model.fit(
-            np.zeros([32, DIM]),
-            np.zeros(32),
-            verbose=0,
-            callbacks=[noise, accumulation],
-        )
-        self.assertEqual(accumulation.found_num_microbatches, 1)
-        self.assertTrue(math.isnan(noise.noise_scale))
-
     @pytest.mark.crossing
     def test_all_that_divides_a_batch_or_a_model_measures_the_same(self):
         """On two replicas as in two microbatches, however these are divided."""

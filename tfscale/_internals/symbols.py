@@ -26,7 +26,6 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.trainers.trainer import model_supports_jit
 from tensorflow.core.protobuf import device_properties_pb2 as device_properties
-from tensorflow.python.client.device_lib import list_local_devices
 from tensorflow.python.data.ops.structured_function import (
     StructuredFunctionWrapper,
 )

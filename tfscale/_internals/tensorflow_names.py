@@ -152,8 +152,6 @@ python.grappler.cluster
     Cluster: a machine that is described, not looked at in a session
 python.grappler.tf_optimizer
     OptimizeGraph: Grappler, for one function at a time
-python.client.device_lib
-    list_local_devices: how much memory a GPU has for TensorFlow
 # --- data
 python.data.ops.structured_function
     StructuredFunctionWrapper: a function with attributes of its own

@@ -1,9 +1,6 @@
 """Trains a model with batches that are cut into microbatches."""
 
-import warnings
-
 import keras
-import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
@@ -14,9 +11,6 @@ from tfscale.mesh.models import without_call
 from tfscale.step.runners import checks
 from tfscale.step.runners.accumulation_model import Accumulation
 from tfscale.step.runners.accumulation_model import adapt
-from tfscale.step.runners.loop import GivenNumber
-from tfscale.step.runners.loop import GivenRows
-from tfscale.step.runners.memory import rows_that_fit
 
 
 class GradientAccumulation(keras.callbacks.Callback):
@@ -43,25 +37,15 @@ class GradientAccumulation(keras.callbacks.Callback):
     Args:
         num_microbatches: How many microbatches a batch (of each replica) is
             cut into, an int. Need not divide it. A last batch of fewer rows
-            has as many as rows. Or `"auto"`: the smallest number that is
-            estimated to fit in memory, from the sizes of the tensors of a
-            step, which is traced before training. In a graph, without XLA.
-            Workers agree on the largest number that one of them needs.
-        memory_limit: With `"auto"`, bytes that each device may take (all CPU
-            devices together). By default the memory of a GPU, and the memory of
-            the host that the process may use. A tenth of the free memory is
-            left.
+            has as many as rows.
 
     Raises:
         TypeError: If `num_microbatches` is no int. When `fit` begins, if the
             strategy is another one.
-        ValueError: If `num_microbatches` is less than 1, or `memory_limit` is
-            not above 0 or not for `"auto"`. When `fit` begins, if
+        ValueError: If `num_microbatches` is less than 1. When `fit` begins, if
             the model is a `PipelineModel`, if the optimizer accumulates too
             or clips under `MirroredStrategy`, or if all batches have fewer
-            rows than microbatches; with `"auto"` if the model is compiled with
-            `run_eagerly` or XLA, or a size of its step is not known (of what a
-            recurrent layer keeps, say). In the first step, before any variable
+            rows than microbatches. In the first step, before any variable
             is changed: if `train_step` does not call the optimizer once.
 
     Source: Huang et al., GPipe (2019), section 2.2: "micro-batches".
@@ -80,22 +64,12 @@ class GradientAccumulation(keras.callbacks.Callback):
     1
     """
 
-    def __init__(
-        self, num_microbatches: int | str, *, memory_limit: float | None = None
-    ):
+    def __init__(self, num_microbatches: int):
         super().__init__()
-        _check(num_microbatches, memory_limit)
+        _check(num_microbatches)
         self.num_microbatches = num_microbatches
-        self.memory_limit = memory_limit
         self._accumulation: Accumulation | None = None
         self._function: FitScopedFunction | None = None
-
-    @property
-    def found_num_microbatches(self) -> int | None:
-        """With `"auto"` the number of the largest batch; `None` before it."""
-        if self._accumulation is None:
-            return None
-        return getattr(self._accumulation.microbatches, "found", None)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -111,10 +85,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         fit = Fit(model)
         # No variable can be created in the loop.
         spec = fitting.element_spec_of(fit.epochs)
-        if isinstance(self.num_microbatches, str):
-            checks.check_can_estimate(model)
-        else:
-            checks.check_rows(spec, self.num_microbatches)
+        checks.check_rows(spec, self.num_microbatches)
         try:
             fitting.build(model, spec)
         except (RuntimeError, ValueError) as error:
@@ -125,8 +96,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         noise = measuring[0].noise_of(model) if measuring else None
         before = model.tfscale_accumulation
         if not self._can_go_on(before, noise):
-            microbatches = self._microbatches_for(model, spec, workers)
-            before = Accumulation(model, microbatches, noise)
+            before = Accumulation(model, self.num_microbatches, noise)
         self._accumulation = before
         self._function = FitScopedFunction(
             model, fit, self._accumulation.plain, self._accumulation.function
@@ -138,27 +108,7 @@ class GradientAccumulation(keras.callbacks.Callback):
             return False
         if before.plain is not self.model.train_function:
             return False
-        if self.num_microbatches == "auto":  # found for one callback's data
-            return before is self._accumulation
-        return before.microbatches.number == self.num_microbatches
-
-    def _microbatches_for(self, model, spec, workers):
-        if not isinstance(self.num_microbatches, str):
-            return GivenNumber(self.num_microbatches)
-        rows = rows_that_fit(model, spec, self.memory_limit)
-        if rows < 1:
-            warnings.warn(
-                "Memory should have room for microbatches of one row. "
-                "Received: num_microbatches='auto', and less memory than a "
-                "step of one row is estimated to take. Go on with a larger "
-                "`memory_limit`, or cut the model (`PipelineModel`).",
-                stacklevel=2,
-            )
-            rows = 1
-        if workers is not None:
-            # A step may exchange values in each microbatch.
-            rows = int(tf.reduce_min(workers.all_gather(tf.constant([[rows]]))))
-        return GivenRows(rows)
+        return before.num_microbatches == self.num_microbatches
 
     def on_train_end(self, logs: Logs = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -166,22 +116,14 @@ class GradientAccumulation(keras.callbacks.Callback):
             self._function.end()
 
 
-def _check(num_microbatches, memory_limit):
-    is_auto = num_microbatches == "auto"
-    if type(num_microbatches) is not int and not is_auto:
+def _check(num_microbatches):
+    if type(num_microbatches) is not int:
         raise TypeError(
-            "`num_microbatches` must be an int or 'auto'. Received: "
+            "`num_microbatches` must be an int. Received: "
             f"num_microbatches={num_microbatches!r}."
         )
-    if not is_auto and num_microbatches < 1:
+    if num_microbatches < 1:
         raise ValueError(
             "`num_microbatches` must be 1 or more. Received: "
             f"num_microbatches={num_microbatches}."
-        )
-    if memory_limit is not None and not (is_auto and memory_limit > 0):
-        raise ValueError(
-            "`memory_limit` must be bytes above 0, and is for "
-            "num_microbatches='auto'. Received: memory_limit="
-            f"{memory_limit}, num_microbatches={num_microbatches!r}. Leave it "
-            "out, or take 'auto'."
         )

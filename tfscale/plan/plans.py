@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import keras
 
-from tfscale.distribute import MeshStrategy
 from tfscale.formatting import print_table
 from tfscale.formatting import table_length
 from tfscale.mesh.device_mesh import device_mesh
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.mesh.virtual_devices import check_sizes
 from tfscale.pipeline.model import PipelineModel
 from tfscale.plan import report

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.distribute import MeshStrategy
 from tfscale.mesh.models.wrapped_model import WrappedModel
+from tfscale.mesh.strategy import MeshStrategy
 
 
 def export(model: keras.Model, path: str | os.PathLike) -> None:

@@ -8,10 +8,6 @@ import collections
 import copy
 import dataclasses
 import functools
-import os
-import re
-import subprocess
-import sys
 from unittest import mock
 
 import keras
@@ -22,7 +18,6 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tests import source_files
 from tests import strategies
 from tests.step import same_numbers_test as whole_batch
 from tfscale.callbacks import GradientAccumulation
@@ -212,9 +207,7 @@ JOBS = {
 ONE = (1, 1)
 CROSSED = (
     ("clipped", 4, *ONE),
-    ("clipped", "auto", *ONE),
-    ("own", "auto", 2, 1),
-    ("clipped", "auto", 2, 2),
+    ("clipped", 4, 2, 2),
     ("masked", 3, *ONE),
     ("masked", 4, 2, 2),
     ("own", 2, 2, 1),
@@ -582,60 +575,6 @@ def spectral(x, y):
 
 def _accumulating_twice():
     return keras.optimizers.SGD(gradient_accumulation_steps=2)
-
-
-class AutoTest(parameterized.TestCase):
-    @pytest.mark.crossing
-    def test_what_fits_in_an_address_space(self):
-        """There the whole batch does not, and TensorFlow says so or dies."""
-        program = subprocess.run(
-            [sys.executable, "-m", "tests.step.runners.under_memory_limit"],
-            # An arena for each thread would be address space that nobody has.
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-            cwd=source_files.REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=300,
-            text=True,
-        )
-        number = re.match("found ([0-9]+)\n", program.stdout)
-        self.assertGreater(int(number[1]), 1)
-        self.assertNotIn("the whole batch fits", program.stdout)
-        self.assertNotEqual(program.returncode, 0)
-
-    def test_a_limit_in_bytes(self):
-        same_numbers.reset()
-        layers = [keras.layers.Activation("relu") for _ in range(4)]
-        model = keras.Sequential(
-            [keras.Input((1,)), keras.layers.Dense(1 << 14), *layers]
-        )
-        model.add(keras.layers.Dense(1))
-        model.compile("sgd", "mse")
-        # The results of a layer are 2 MiB, of 32 rows.
-        x = np.ones((9 * 32, 1), "float32")
-        limit = 8 << 20
-        limit += tf.config.experimental.get_memory_info("CPU:0")["current"]
-        callback = GradientAccumulation("auto", memory_limit=limit)
-        fit = functools.partial(model.fit, x, x, batch_size=32, verbose=0)
-        fit(callbacks=[callback])
-        self.assertBetween(callback.found_num_microbatches, 2, 8)
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        fit(callbacks=[callback], steps_per_epoch=2)
-        memory = tf.config.experimental.get_memory_info("CPU:0")
-        self.assertLess(memory["peak"], limit)
-
-    @parameterized.parameters("run_eagerly", "jit_compile")
-    def test_what_has_no_graph_for_all_numbers_is_refused(self, option):
-        same_numbers.reset()
-        model = whole_batch.dense()
-        model.compile("sgd", "mse", **{option: True})
-        with self.assertRaisesRegex(ValueError, f"{option}=True"):
-            model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation("auto")])
-
-    @parameterized.parameters((4, 1 << 30), ("auto", 0), ("auto", -1.0))
-    def test_a_limit_is_bytes_and_for_auto(self, number, limit):
-        with self.assertRaisesRegex(ValueError, f"memory_limit={limit}"):
-            GradientAccumulation(number, memory_limit=limit)
 
 
 class BadInputTest(parameterized.TestCase):

@@ -6,8 +6,8 @@ import numbers
 import keras
 import tensorflow as tf
 
-from tfscale.distribute import MeshStrategy
 from tfscale.mesh.models.wrapped_model import WrappedModel
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.variables.variable import MeshAccumulator
 from tfscale.variables.variable import MeshVariable

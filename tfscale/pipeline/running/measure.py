@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.distribute import MeshStrategy
 from tfscale.graphs.grappler import no_grappler
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.planning.simulate import Span
 from tfscale.pipeline.running.step import StepResult
 from tfscale.pipeline.stages.graph import Graph

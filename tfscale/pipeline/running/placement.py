@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.distribute import MeshStrategy
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages.plan import PipelinePlan
 
 

@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
-from tfscale.distribute import MeshStrategy
 from tfscale.mesh.gradient_reduction import sum_over_replicas
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule

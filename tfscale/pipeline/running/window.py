@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.adapters.optimizer import with_iterations
-from tfscale.distribute import MeshStrategy
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.running.batch_loss import BatchLoss

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.distribute import MeshStrategy
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages import microbatch_warnings
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.distribute import MeshStrategy
+from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import phases

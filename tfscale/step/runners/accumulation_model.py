@@ -12,8 +12,6 @@ from tfscale.adapters.optimizer import adapt_capturing
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.step import batch_norm
 from tfscale.step.runners import checks
-from tfscale.step.runners.loop import GivenNumber
-from tfscale.step.runners.loop import GivenRows
 from tfscale.step.runners.loop import run_microbatches
 from tfscale.step.runners.replica_step import ReplicaStep
 from tfscale.step.runners.whole import adapt_to_shards
@@ -29,10 +27,10 @@ class Accumulation:
     def __init__(
         self,
         model: keras.Model,
-        microbatches: GivenNumber | GivenRows,
+        num_microbatches: int,
         noise: GradientNoise | None,
     ):
-        self.microbatches = microbatches
+        self.num_microbatches = num_microbatches
         self.noise = noise
         self.is_running = False
         self.plain = model.train_function
@@ -62,9 +60,9 @@ class Accumulation:
         """Runs the model's `train_step`; in replica context."""
         with batch_norm.noting() as noting:
             step = ReplicaStep(
-                model, train_step, data, self.microbatches.number, self.noise
+                model, train_step, data, self.num_microbatches, self.noise
             )
-            run_microbatches(step, self.microbatches)
+            run_microbatches(step, self.num_microbatches)
             return step.end(noting)
 
 

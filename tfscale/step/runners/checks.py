@@ -36,17 +36,6 @@ def check_rows(element_spec: Any, num_microbatches: int) -> None:
         )
 
 
-def check_can_estimate(model: keras.Model) -> None:
-    """Raises a ValueError if no graph shows the memory of a step."""
-    for option in ("run_eagerly", "jit_compile"):
-        if getattr(model, option):
-            raise ValueError(
-                "num_microbatches='auto' estimates the memory of a graph whose "
-                "operations run one by one. Received: a model that is compiled "
-                f"with {option}=True. Give a number, or {option}=False."
-            )
-
-
 def check_updates(
     model: keras.Model, changed: Iterable[keras.Variable]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The microbatches of all replicas, in one loop, and how many there are.
+"""The microbatches of all replicas, in one loop.
 
 Layers on model ranks and some losses exchange values with other replicas in
 each microbatch, which threads cannot do from separate loops. So the replicas
@@ -20,56 +20,19 @@ from tfscale._internals import symbols
 from tfscale.step.runners.replica_step import ReplicaStep
 
 
-class GivenNumber:
-    """The user's number; fewer for a batch with fewer rows."""
+def run_microbatches(step: ReplicaStep, num_microbatches: int) -> None:
+    """Runs the microbatches, and sets the step's sums; in replica context.
 
-    def __init__(self, number: int):
-        self.number: int | None = number
-
-    def count(self, num_rows: tf.Tensor) -> tf.Tensor:
-        """How many microbatches a batch has, a scalar of int32; in a graph."""
-        return tf.clip_by_value(num_rows, 1, self.number)
-
-
-class GivenRows:
-    """The smallest number of microbatches with at most `max_rows` rows.
-
-    `number` is None, because it is no constant of the graph.
+    A batch with fewer rows than `num_microbatches` has one for each row.
     """
-
-    def __init__(self, rows: int):
-        self.number: int | None = None
-        self._rows = rows
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._largest = symbols.ResourceVariable(
-                0, name="tfscale/num_microbatches"
-            )
-
-    @property
-    def found(self) -> int | None:
-        """The number for the largest batch so far; None before the first."""
-        return int(self._largest) or None
-
-    def count(self, num_rows: tf.Tensor) -> tf.Tensor:
-        """See `GivenNumber`."""
-        count = tf.maximum(-(-num_rows // self._rows), 1)
-        largest = tf.maximum(self._largest.read_value(), count)
-        self._largest.assign(largest, read_value=False)
-        return count
-
-
-def run_microbatches(
-    step: ReplicaStep, microbatches: GivenNumber | GivenRows
-) -> None:
-    """Runs the microbatches, and sets the step's sums; in replica context."""
     if not tf.distribute.has_strategy():
-        _loop([step], microbatches, lambda fn: [fn(0)])
+        _loop([step], num_microbatches, lambda fn: [fn(0)])
         return
     context = tf.distribute.get_replica_context()
-    context.merge_call(_loop_of_all, args=(step, microbatches))
+    context.merge_call(_loop_of_all, args=(step, num_microbatches))
 
 
-def _loop_of_all(strategy, step, microbatches):
+def _loop_of_all(strategy, step, num_microbatches):
     # One step per thread, also for model ranks.
     steps = list(getattr(step, "values", (step,)))
 
@@ -83,15 +46,15 @@ def _loop_of_all(strategy, step, microbatches):
         strategy.extended.call_for_each_replica(call)
         return [results[thread] for thread in sorted(results)]
 
-    _loop(steps, microbatches, on_each)
+    _loop(steps, num_microbatches, on_each)
 
 
 def _loop(
     steps: Sequence[ReplicaStep],
-    microbatches: GivenNumber | GivenRows,
+    num_microbatches: int,
     on_each: Callable[[Callable], list],
 ):
-    count = microbatches.count(steps[0].most_rows)
+    count = tf.clip_by_value(steps[0].most_rows, 1, num_microbatches)
     index, sums = tf.constant(0), [step.initial for step in steps]
     for more_rows in steps[0].batch.more_rows:
 
