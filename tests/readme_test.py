@@ -151,17 +151,6 @@ class PagesTest(parameterized.TestCase):
             for flag in {*flags} - {"flagfile"}:
                 self.assertIn(f'"{flag}"', sources, command)
 
-    def test_the_pictures_of_collectives_are_drawn_by_their_command(self):
-        (program,) = re.findall(
-            r'^python -c "(.*)"$', _read("docs/collectives.md"), re.M
-        )
-        here = os.getcwd()
-        os.chdir(self.create_tempdir().full_path)
-        self.addCleanup(os.chdir, here)
-        os.mkdir("docs")
-        exec(program, {})
-        self.assertCountEqual(os.listdir("docs"), ["hierarchical.png"])
-
     @parameterized.parameters("README.md", *PAGES)
     def test_the_pages_that_it_links_are_there(self, page):
         folder = os.path.dirname(os.path.join(REPOSITORY, page))

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfscale import collectives
 from tfscale import use_virtual_devices
+from tfscale.collectives.execute import execute
 from tfscale.collectives.planning.algorithms import ALGORITHMS
 from tfscale.collectives.planning.choosing import in_process
 
@@ -92,7 +93,7 @@ def _step(plan, variables):
         # that nothing else is measured.
         first = []
         if plan is not None:
-            values = collectives.execute(plan, values)
+            values = execute(plan, values)
         for value in values:
             if value is not None:
                 with tf.device(value.device):

@@ -9,7 +9,8 @@ from absl.testing import parameterized
 
 from tests.collectives import numpy_collectives
 from tfscale import collectives
-from tfscale.collectives import execute
+from tfscale.collectives.execute import execute
+from tfscale.collectives.planning import algorithms
 
 
 def devices(count):
@@ -81,7 +82,7 @@ class ExecuteTest(tf.test.TestCase, parameterized.TestCase):
         names = ("direct", "two_shot", "parameter_server")
         for num_devices in (3, 8):
             plans = [
-                getattr(collectives, name)("all_reduce", num_devices)
+                getattr(algorithms, name)("all_reduce", num_devices)
                 for name in names
             ]
             for columns in (3, 16):

@@ -6,6 +6,7 @@ Written apart from the package's own code, with a plan's numbers only.
 import numpy as np
 
 from tfscale import collectives
+from tfscale.collectives.planning import algorithms
 from tfscale.collectives.planning.contents import OPERATIONS
 
 SHARDED = ("reduce_scatter", "all_gather")
@@ -54,7 +55,7 @@ def plans(num_devices, roots=None):
                 for size in range(1, num_devices + 1)
                 if num_devices % size == 0
             ]
-    for make in (collectives.two_shot, collectives.parameter_server):
+    for make in (collectives.two_shot, algorithms.parameter_server):
         made.append(make("all_reduce", num_devices))
     return made
 

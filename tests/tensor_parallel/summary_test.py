@@ -1,6 +1,5 @@
 """The report of a sharded model, and the warning about lonely layers."""
 
-import os
 import re
 import warnings
 
@@ -250,18 +249,6 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn(f"the peak of a step: at most about {peak}", text)
         kept = "kept for the backward: sequential/dense_1/kernel, sequential/"
         self.assertEqual(kept in text, stage == 3)
-
-    def test_draws_what_is_gathered_when(self):
-        path = os.path.join(self.create_tempdir(), "gathers.png")
-        tfscale.sharding_summary(
-            self.on_replicas(3, 2), print_fn=str, to_file=path
-        )
-        with open(path, "rb") as file:
-            self.assertEqual(file.read(4), b"\x89PNG")
-        with self.assertRaisesRegex(ValueError, "each replica has all weights"):
-            tfscale.sharding_summary(
-                self.on_replicas(1, 2), print_fn=str, to_file=path
-            )
 
     def test_of_no_mesh_is_an_error(self):
         with self.assertRaisesRegex(ValueError, "scope of a .*MeshStrategy"):

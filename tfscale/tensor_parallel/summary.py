@@ -13,7 +13,6 @@ from tfscale.formatting import print_table
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import gather_picture
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.variables import gather_window
 from tfscale.variables.of_variable import sharding_of
@@ -27,8 +26,6 @@ def sharding_summary(
     model: keras.Model,
     line_length: int | None = None,
     print_fn: Callable[[str], None] | None = None,
-    *,
-    to_file: str | None = None,
 ) -> None:
     """Prints how a model is sharded over the replicas and ranks of a mesh.
 
@@ -47,15 +44,11 @@ def sharding_summary(
         line_length: Columns of the table. Defaults to 108, or to the width
             of the terminal if that is less.
         print_fn: Called with the text, as in `keras.Model.summary`.
-        to_file: Where to write a PNG of when a step has which weights gathered,
-            with `zero_stage=3`.
 
     Raises:
-        ImportError: If there is a `to_file`, and matplotlib is not installed.
         TypeError: If it is no model.
-        ValueError: If the model was not made on such a mesh,
-            `line_length` is too small for a table, or there is a `to_file`
-            and no weight to gather.
+        ValueError: If the model was not made on such a mesh, or
+            `line_length` is too small for a table.
 
     Example:
 
@@ -98,8 +91,6 @@ def sharding_summary(
         line_length,
         print_fn,
     )
-    if to_file is not None:
-        gather_picture.save_png(_gathers(model, extended), to_file)
 
 
 def _extended(model):

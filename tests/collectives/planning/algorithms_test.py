@@ -6,6 +6,7 @@ from absl.testing import parameterized
 
 from tests.collectives import numpy_collectives
 from tfscale import collectives
+from tfscale.collectives.planning import algorithms
 
 SIZES = tuple(range(1, 10))
 
@@ -41,7 +42,7 @@ class NumbersTest(parameterized.TestCase):
         direct = collectives.direct("all_reduce", num_devices)
         x = numpy_collectives.inputs(direct, integers=False)
         expected = numpy_collectives.play(direct, x)
-        for make in (collectives.two_shot, collectives.parameter_server):
+        for make in (collectives.two_shot, algorithms.parameter_server):
             plan = make("all_reduce", num_devices)
             np.testing.assert_array_equal(
                 numpy_collectives.play(plan, x), expected
@@ -61,7 +62,7 @@ class ClosedFormsTest(parameterized.TestCase):
             "parameter_server": (2, n - 1),
         }
         for name, (rounds, sent) in expected.items():
-            plan = getattr(collectives, name)("all_reduce", n)
+            plan = getattr(algorithms, name)("all_reduce", n)
             self.assertEqual(plan.num_rounds, rounds, name)
             self.assertAlmostEqual(most_sent(plan), sent, msg=name)
 
@@ -124,7 +125,7 @@ class BadInputTest(parameterized.TestCase):
     def test_what_cannot_be_is_refused(self, arguments, options, text):
         name, *sizes = arguments
         with self.assertRaisesRegex(ValueError, text):
-            getattr(collectives, name)(*sizes, **options)
+            getattr(algorithms, name)(*sizes, **options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""Pictures of plans: text to the letter, a PNG that is one."""
-
-import os
-import sys
-from unittest import mock
+"""Drawings of plans, to the letter."""
 
 from absl.testing import absltest
 
@@ -44,29 +40,6 @@ class AsTextTest(absltest.TestCase):
             collectives.as_text(plan).splitlines(),
             ["ring all_reduce: 1 device, 1 chunk, 0 rounds", "  device 0"],
         )
-
-
-class SavePngTest(absltest.TestCase):
-    def test_it_is_a_small_picture(self):
-        folder = self.create_tempdir()
-        for plan in (
-            numpy_collectives.ring("all_reduce", 4),
-            collectives.hierarchical("reduce", 8, devices_per_machine=4),
-            collectives.direct("all_reduce", 1),
-        ):
-            path = os.path.join(folder, f"{plan.name}.png")
-            collectives.save_png(plan, path)
-            with open(path, "rb") as file:
-                content = file.read()
-            self.assertEqual(content[:8], b"\x89PNG\r\n\x1a\n")
-            self.assertLess(len(content), 100_000)
-
-    def test_without_matplotlib_the_extra_is_named(self):
-        with (
-            mock.patch.dict(sys.modules, {"matplotlib.figure": None}),
-            self.assertRaisesRegex(ImportError, r"tfscale\[plot\]"),
-        ):
-            collectives.save_png(collectives.direct("reduce", 2), "unused.png")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from tests.collectives import numpy_collectives
 from tfscale import collectives
 from tfscale.collectives import Costs
 from tfscale.collectives import simulate
+from tfscale.collectives.planning import algorithms
 from tfscale.collectives.planning import choosing
 
 BYTES = 840e6  # divisible by 2 to 8
@@ -20,7 +21,7 @@ WHOLE = BYTES / BANDWIDTH
 
 
 def makespan(name, operation, num_devices, costs=COSTS, num_bytes=BYTES):
-    make = getattr(collectives, name, numpy_collectives.ring)
+    make = getattr(algorithms, name, numpy_collectives.ring)
     plan = make(operation, num_devices)
     return simulate(plan, num_bytes, costs).makespan
 

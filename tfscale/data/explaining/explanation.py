@@ -1,14 +1,11 @@
-"""The findings of `explain`: as data, as a table and as a picture."""
+"""The findings of `explain`: as data and as a table."""
 
 import dataclasses
 import io
-import os
 from typing import Any
 
 import rich.console
 import rich.table
-
-from tfscale import formatting
 
 _TELLING = 1.05  # a gain below this is noise
 
@@ -171,31 +168,3 @@ class Explanation:
             yield f"{suggestion.gain:5.2f}x  {suggestion.text}{worth}"
         for finding in self.findings:
             yield str(finding)
-
-    def save_picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws the stages as bars; needs matplotlib (`tfscale[plot]`).
-
-        Args:
-            path: String, where to write the picture; its suffix says how.
-        """
-        picture = formatting.new_figure(
-            "save_picture",
-            "print the explanation",
-            figsize=(8, 0.5 * len(self.stages) + 1.5),
-        )
-        axes = picture.subplots()
-        names = [stage.name for stage in self.stages]
-        added = [stage.added_seconds * 1e3 for stage in self.stages]
-        begins = [
-            (stage.total_seconds - stage.added_seconds) * 1e3
-            for stage in self.stages
-        ]
-        axes.barh(names, added, left=begins)
-        axes.invert_yaxis()
-        axes.set_xlabel("milliseconds of a batch")
-        if self.step_seconds is not None:
-            axes.axvline(
-                self.step_seconds * 1e3, color="black", label="the model's step"
-            )
-            axes.legend()
-        picture.savefig(path)
