@@ -238,6 +238,40 @@ class FailingStepTest(tf.test.TestCase, parameterized.TestCase):
         self.assertRegex(told, "not in training")
         self.assertRegex(told, "In layer 'stubborn' of pipeline stage 1")
 
+    @parameterized.parameters("map", "cond")
+    def test_a_metric_updated_in_a_loop_is_refused_by_name(self, kind):
+        class Seen(keras.layers.Layer):
+            def __init__(self):
+                super().__init__(name="seen")
+                self.largest = keras.metrics.Mean(name="largest")
+
+            def call(self, x):
+                def update(value):
+                    self.largest.update_state(keras.ops.max(value))
+                    return value
+
+                if kind == "map":
+                    return tf.map_fn(update, x)
+                return tf.cond(x[0, 0] > 0, lambda: update(x), lambda: x)
+
+        model = _pipeline(
+            lambda: [keras.layers.Dense(8), Seen(), keras.layers.Dense(8)]
+        )
+        with self.assertRaisesRegex(
+            ValueError, "Received: .*largest/total' in stage"
+        ):
+            model.fit(*_data(), verbose=0)
+
+    def test_predicts_quantized_before_it_is_compiled(self):
+        with _strategy(pipeline=2).scope():
+            plain = _layers()
+            model = tfscale.PipelineModel(plain, 2)
+        for layer in plain.layers[1:]:
+            layer.quantize("int8")
+        expected = plain(_data()[0])
+        found = model.predict(_data()[0], verbose=0)
+        self.assertAllClose(found, expected, rtol=1e-5)
+
 
 class PythonFunction(keras.layers.Layer):
     def call(self, x):

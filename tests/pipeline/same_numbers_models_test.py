@@ -183,6 +183,17 @@ def added_losses():
     return keras.Model(inputs, keras.layers.Dense(3, name="d")(tied(tied(x))))
 
 
+def added_losses_of_calls():
+    """Each call of a layer adds a loss; Keras clears those of other calls."""
+    inputs = keras.Input((6,))
+    regularized = dense(name="regularized", activity_regularizer="l1")
+    penalty = Penalty(name="penalty")
+    x = dense(name="a")(inputs)
+    for name in ("b", "c", "d"):
+        x = dense(name=name)(penalty(regularized(penalty(regularized(x)))))
+    return keras.Model(inputs, keras.layers.Dense(3, name="e")(x))
+
+
 class Seen(keras.layers.Layer):
     """Its metric showed 0.0: the variable was none of the stage's."""
 
@@ -425,6 +436,12 @@ MODELS = dict(
     flat_branches=(flat_branches, BY_VALUES, "mse", ["b1_0"]),
     lookups=(lookups_in_activations, BY_VALUES, "mse", ["lookup"]),
     added_losses=(added_losses, BY_VALUES, "mse", ["b", "c"]),
+    added_losses_of_calls=(
+        added_losses_of_calls,
+        BY_VALUES,
+        "mse",
+        ["c"],
+    ),
     spare_weight=(spare_weight, BY_VALUES, "mse", ["s"]),
     metric_in_layer=(metric_in_layer, BY_VALUES, "mse", ["s"]),
     weights_of_another=(weights_of_another_stage, BY_VALUES, "mse", ["b"]),

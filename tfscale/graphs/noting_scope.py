@@ -39,6 +39,7 @@ class NotingScope(_WithValues):
         super().__init__(**options)
         self.read: set[int] = set()
         self.changed: list[keras.Variable] = []
+        self._graph = tf.compat.v1.get_default_graph()
 
     def get_current_value(self, variable):
         """See `keras.StatelessScope`."""
@@ -47,9 +48,13 @@ class NotingScope(_WithValues):
 
     def add_update(self, update):
         """See `keras.StatelessScope`."""
-        self.read.add(id(update[0]))
-        self.changed.append(update[0])
-        super().add_update(update)
+        variable, value = update
+        self.read.add(id(variable))
+        self.changed.append(variable)
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            # A tensor of a loop or a branch is of no use outside of it.
+            value = self.get_current_value(variable)
+        super().add_update((variable, value))
 
 
 class WrittenAtOnce(_WithValues):

@@ -11,13 +11,16 @@ from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.step import batch_norm
 from tfscale.variables import gather_again
 from tfscale.variables import zero
+from tfscale.variables.of_variable import is_overwritten
 from tfscale.variables.shards import shard
 
 
 def sum_over_replicas(extended: Any, gradients, variables) -> list:
     """Gradients summed over the replicas; in replica context.
 
-    For a variable with sharded slots it is this replica's shard.
+    For a variable with sharded slots it is this replica's shard. Of what
+    overwrites a variable it is the maximum, as in Keras' own accumulation: the
+    scales and largest values of float8.
     """
     for variable in variables:
         check_in_scope(variable)
@@ -30,10 +33,16 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
     dims = [_dim(states, gradients[i], variables[i]) for i in given]
     # Statistics of layers follow the gradients, and are not sharded.
     sum_up = functools.partial(replica_collectives.sum_up, dims=dims)
-    dense = [tf.convert_to_tensor(gradients[i]) for i in given]
+    overwriting = {i for i in given if is_overwritten(variables[i])}
+    dense = [
+        _in_its_row(gradients[i])
+        if i in overwriting
+        else tf.convert_to_tensor(gradients[i])
+        for i in given
+    ]
     found = batch_norm.all_sums_and_statistics(sum_up, dense)
     for i, total in zip(given, found):
-        sums[i] = total
+        sums[i] = tf.reduce_max(total, 0) if i in overwriting else total
     if extended.gradient_noise is not None:
         extended.gradient_noise.of_replicas(
             gradients, sums, variables, extended
@@ -49,7 +58,11 @@ def scatter_microbatch(extended: Any, gradients, variables, weight) -> list:
     states = extended.optimizer_states
     found, dims = list(gradients), {}
     for i, (gradient, variable) in enumerate(zip(gradients, variables)):
-        if gradient is None or zero.is_divided(variable):
+        if (
+            gradient is None
+            or zero.is_divided(variable)
+            or is_overwritten(variable)
+        ):
             continue
         factor = tf.cast(weight, gradient.dtype)
         found[i] = tf.math.multiply_no_nan(gradient, factor)
@@ -72,6 +85,16 @@ def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
     """
     sharding = extended.optimizer_states.sharding_of(variable)
     return shard(gradient, sharding, *extended.replica_and_rank())
+
+
+def _in_its_row(tensor):
+    """A tensor in this replica's row; the other rows are zero."""
+    context = tf.distribute.get_replica_context()
+    count = context.num_replicas_in_sync
+    is_this = tf.equal(tf.range(count), context.replica_id_in_sync_group)
+    is_this = tf.reshape(is_this, [count] + [1] * tensor.shape.rank)
+    # A maximum of no rows is infinite.
+    return tf.where(is_this, tensor, tf.zeros_like(tensor))
 
 
 def _dim(states, gradient, variable):

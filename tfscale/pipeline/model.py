@@ -231,8 +231,10 @@ class PipelineModel(PipelineTrainer):
         strategy = self.distribute_strategy
         with strategy.scope():
             is_moved = placement.move_variables(self._plan, strategy, before)
-            if is_moved and self.optimizer and self.optimizer.built:
-                attributes.take_state(self.optimizer, _moved(self.optimizer))
+            # None before `compile`.
+            optimizer = getattr(self, "optimizer", None)
+            if is_moved and optimizer and optimizer.built:
+                attributes.take_state(optimizer, _moved(optimizer))
 
     def _analyse(self):
         """Decides what stays sharded between the layers, on model ranks."""

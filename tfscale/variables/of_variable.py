@@ -23,6 +23,18 @@ def are_states_on_host(variable) -> bool:
     return getattr(value_of(variable), "are_states_on_host", False)
 
 
+def is_overwritten(variable) -> bool:
+    """Whether an optimizer overwrites a variable with its gradient.
+
+    So Keras keeps the scales of float8.
+    """
+    # A distributed variable, asked for the attribute, would read its value.
+    return (
+        isinstance(variable, keras.Variable)
+        and variable.overwrite_with_gradient
+    )
+
+
 def value_of(variable):
     """The TensorFlow variable of one of Keras, or itself."""
     if isinstance(variable, keras.Variable):

@@ -34,6 +34,7 @@ from tfscale.collectives import operations
 from tfscale.collectives import replica_collectives
 from tfscale.step import step_context
 from tfscale.variables.local_shard import LocalShard
+from tfscale.variables.of_variable import is_overwritten
 from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.of_variable import value_of
 from tfscale.variables.sharding import Sharding
@@ -100,16 +101,11 @@ class OptimizerStateSharding:
 
     def sharding_of(self, variable) -> Sharding:
         """How the slots of a trainable variable are sharded."""
-        # Keras overwrites a scale of float8 with its gradient; an optimizer
-        # does not update it.
-        # Only one of Keras says so; asked, a distributed one reads its value.
-        is_overwritten = (
-            isinstance(variable, keras.Variable)
-            and variable.overwrite_with_gradient
-        )
         sharding = sharding_of(variable)
         is_small = math.prod(sharding.shape) < MIN_ELEMENTS
-        if is_overwritten or (self.are_weights_sharded and is_small):
+        is_kept = self.are_weights_sharded and is_small
+        # An optimizer does not update what is overwritten.
+        if is_kept or is_overwritten(variable):
             return sharding
         return sharding.over_data() if self.are_sharded else sharding
 

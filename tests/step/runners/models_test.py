@@ -50,6 +50,24 @@ class Counting(layers.Dense):
         return outputs
 
 
+@keras.saving.register_keras_serializable("tests")
+class CountingInLoop(Counting):
+    """Counts row by row, in a loop."""
+
+    def call(self, inputs):
+        def count(row):
+            self.seen.update_state(keras.ops.abs(row))
+            return row
+
+        return tf.map_fn(count, layers.Dense.call(self, inputs))
+
+
+def counting_in_loop():
+    x = keras.Input((5,))
+    h = CountingInLoop(4, name="a")(x)
+    return keras.Model(x, layers.Dense(3, name="b")(h))
+
+
 def counting():
     x = keras.Input((5,))
     return keras.Model(x, layers.Dense(3, name="b")(Counting(4, name="a")(x)))
@@ -206,6 +224,7 @@ ROWS = {
     ),
     "overlap": (lambda: job(dense, compile=overlap), on_ranks),
     "metric_in_a_layer": (lambda: job(counting), on_replicas),
+    "metric_in_a_loop": (lambda: job(counting_in_loop), on_replicas),
     "several_steps_in_one": (
         lambda: job(
             dense,

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfscale.collectives import replica_collectives
 from tfscale.tensor_parallel import collectives
+from tfscale.variables.of_variable import is_overwritten
 from tfscale.variables.of_variable import sharding_of
 
 
@@ -17,7 +18,18 @@ def is_sharded(variable) -> bool:
 
 
 def clip(optimizer, grads, variables, extended) -> list:
-    """Gradients clipped as an optimizer is set to; in replica context."""
+    """Gradients clipped as an optimizer is set to; in replica context.
+
+    Not those that overwrite a variable, which are no gradients.
+    """
+    given = list(grads)
+    are_kept = [is_overwritten(variable) for variable in variables]
+    grads = [None if kept else g for kept, g in zip(are_kept, given)]
+    clipped = _clip(optimizer, grads, variables, extended)
+    return [g if kept else c for kept, g, c in zip(are_kept, given, clipped)]
+
+
+def _clip(optimizer, grads, variables, extended):
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     scale = optimizer.loss_scale_factor
     if inner is not optimizer:

@@ -20,6 +20,7 @@ from tfscale.step import step_context
 from tfscale.step.checks import layer_state
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
+from tfscale.variables.of_variable import is_overwritten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,10 +130,13 @@ class StageGraph:
             rank_state.within(replica=replica),
             step_context.within(moments=noted, is_one_replica=True),
         ):
+            added = []
             for call in stage.calls:
                 with failures.noted(call.name, stage.index):
                     call.run(values, self.options.training)
-            total = self._losses(variables.losses, values)
+                # Another call of the layer would clear them.
+                added += variables.take_losses()
+            total = self._losses(added, values)
         self.forward.update(variables.new_states())
         self._note_moments(noted.take())
         for value in stage.outputs:
@@ -251,7 +255,10 @@ class StageGraph:
             number = self.numbers[id(variable)]
             key = keys.GradientSum(self.stage.index, number)
             if self.options.accumulate:
-                gradient += self._argument(key, gradient.shape, gradient.dtype)
+                # Of what overwrites a variable Keras takes the maximum.
+                combine = tf.maximum if is_overwritten(variable) else tf.add
+                before = self._argument(key, gradient.shape, gradient.dtype)
+                gradient = combine(before, gradient)
             self.weight_gradients[key] = gradient
 
 

@@ -47,6 +47,7 @@ class StageVariables(keras.StatelessScope):
             self._wholes.append((variable, value))
         self._given_shards = dict(self._shards)
         self._argument = argument
+        self._graph = tf.compat.v1.get_default_graph()
         super().__init__(state_mapping=self._wholes, collect_losses=True)
 
     @contextlib.contextmanager
@@ -54,6 +55,11 @@ class StageVariables(keras.StatelessScope):
         """Within it, layers use the tensors, and assign to them."""
         with self, rank_state.within(given_shards=self._shards):
             yield
+
+    def take_losses(self) -> list[tf.Tensor]:
+        """The losses that layers have added since the last call."""
+        losses, self.losses = self.losses, []
+        return losses
 
     def new_states(self) -> dict[Any, tf.Tensor]:
         """The values that layers assigned to variables, by key.
@@ -115,6 +121,16 @@ class StageVariables(keras.StatelessScope):
                 "`keras.random.SeedGenerator` an attribute of the layer. "
                 "`keras.random` without a seed draws from one that all share: "
                 "give it a generator of the layer's own."
+            )
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise ValueError(
+                "A layer of a pipeline stage must not assign to a variable in "
+                "a loop, a branch or a function: a stage is a function of its "
+                "variables. Received: an assignment to "
+                f"{variable.path!r} in stage {self._stage.index}. Return the "
+                "value from the loop and assign it afterwards: call "
+                "`metric.update_state` with the values of all iterations, or "
+                "draw random numbers before the loop."
             )
         before = self.get_current_value(variable)
         if variable.trainable:

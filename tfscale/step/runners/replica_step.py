@@ -32,6 +32,7 @@ from tfscale.step.checks import layer_state
 from tfscale.step.microbatches import Microbatches
 from tfscale.step.runners import checks
 from tfscale.step.runners.gradient_capture import GradientCapture
+from tfscale.variables.of_variable import is_overwritten
 from tfscale.variables.of_variable import sharding_of
 
 
@@ -163,11 +164,18 @@ class ReplicaStep:
         logs, capture, noted = self._run(data, next_total, weight)
         before = iter(sums)
         found = []
-        for g in capture.gradients:
-            if g is not None:
-                total = next(before)
-                g = _times(tf.cast(g, total.dtype), capture.weight)
-                found.append(total + g)
+        variables = self._variables or attributes.optimized_variables(
+            self._model.optimizer
+        )
+        for g, variable in zip(capture.gradients, variables):
+            if g is None:
+                continue
+            total = next(before)
+            g = tf.cast(g, total.dtype)
+            if is_overwritten(variable):
+                found.append(tf.maximum(total, g))
+            else:
+                found.append(total + _times(g, capture.weight))
         for _, moments in noted.calls:
             both = tf.stack([next(before), moments])
             found.append(batch_norm.combined(both))
