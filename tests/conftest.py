@@ -12,6 +12,8 @@ import os
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+# On CPUs XLA compiles clusters, where a function asks for them, only with this.
+os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit")
 
 import keras
 import pytest

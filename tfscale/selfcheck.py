@@ -76,10 +76,17 @@ def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
         )
     recompute = {"recompute": True}
     yield "pipeline, recompute", {"mesh": pipeline, "pipeline": recompute}
+    yield "data, XLA", {"mesh": data, "jit": True}
+    yield (
+        "data, zero_stage=3, XLA",
+        {"mesh": data, "zero_stage": 3, "jit": True},
+    )
+    yield "model, XLA", {"mesh": model, "jit": True}
     yield "pipeline, XLA", {"mesh": pipeline, "pipeline": {}, "jit": True}
     if num_devices >= 4:
         both = {"data": num_devices // 4, "pipeline": 2, "model": 2}
         yield "all axes", {"mesh": both, "pipeline": {}}
+        yield "all axes, XLA", {"mesh": both, "pipeline": {}, "jit": True}
 
 
 def build_model() -> keras.Model:

@@ -227,7 +227,7 @@ class GraphTest(tf.test.TestCase):
         abort.assert_called_once_with(tf.errors.ABORTED, "b is gone")
 
     @holds("eager.context", "context", "FunctionCallOptions")
-    @holds("context.Context", "config", "function_call_options")
+    @holds("context.Context", "function_call_options")
     def test_functions_of_a_thread_are_run_by_its_options(self):
         context = symbols.eager_context.context()
         before = context.function_call_options
@@ -240,6 +240,17 @@ class GraphTest(tf.test.TestCase):
             )
             self.assertAllEqual(tf.function(lambda x: x + 1)(1), 2)
         self.assertIs(context.function_call_options, before)
+
+    @holds("ops.Operation", "_set_attr")
+    def test_an_operation_is_kept_outside_of_clusters(self):
+        @tf.function
+        def run(x):
+            attributes.keep_outside_of_clusters((x * 2.0).op)
+            return x
+
+        graph = run.get_concrete_function(tf.constant(3.0)).graph
+        (product,) = [op for op in graph.get_operations() if op.type == "Mul"]
+        self.assertIs(product.get_attr("_XlaCompile"), False)
 
     @holds("tf_optimizer", "OptimizeGraph")
     @holds("cluster", "Cluster")

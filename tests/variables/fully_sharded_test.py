@@ -847,7 +847,6 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
         stage=3,
         elements=64,
         penalised=False,
-        jit_compile=False,
         callbacks=(),
     ):
         """Nothing is changed by a `fit` that is refused."""
@@ -858,7 +857,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
             model = mlp()
             if penalised:
                 model = PenaltyOfGradients(model.inputs, model.outputs)
-            model.compile(optimizer(), "mse", jit_compile=jit_compile)
+            model.compile(optimizer(), "mse")
         before = model.get_weights()
         with self.assertRaisesRegex(ValueError, text):
             model.fit(
@@ -873,9 +872,6 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     def test_second_derivatives_by_weights(self):
         """Their sum over replicas would count as constant, without a word."""
         self.assert_refused("contains gradients of weights", penalised=True)
-
-    def test_xla(self):
-        self.assert_refused("XLA compiles", jit_compile=True)
 
     @parameterized.parameters("Lamb", "Adafactor", "Muon")
     @pytest.mark.crossing(every=3)

@@ -318,6 +318,11 @@ def keep_side_effects_of_branches(graph: tf.Graph) -> None:
     graph._add_control_dependencies = True
 
 
+def keep_outside_of_clusters(op: tf.Operation) -> None:
+    """Has XLA compile an operation in no cluster of a function."""
+    op._set_attr("_XlaCompile", tf.compat.v1.AttrValue(b=False))
+
+
 def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Replaces an operation's input by a tensor of the same shape."""
     op._update_input(index, tensor)

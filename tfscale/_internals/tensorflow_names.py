@@ -120,6 +120,7 @@ python.framework.ops.Graph._create_op_helper
 python.framework.ops.Graph._as_graph_def
     _output_shapes: what operations are counted by
 python.framework.ops.Operation
+    _set_attr: operations that XLA is not to compile
     _update_input: operations get another tensor of the same value
 python.framework.ops.Operation.colocation_groups
     _class: left out where the others of a group are elsewhere
@@ -142,7 +143,6 @@ python.eager.context
     FunctionCallOptions: without Grappler
 python.eager.context.Context
     abort_collective_ops: nothing waits for a lost worker
-    config: the options of the process, which are kept
     get_config_key_value: what another worker has said
     set_config_key_value: what this worker says to the others
     function_call_options: where it is said

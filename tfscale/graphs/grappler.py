@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.graphs import function_options
 from tfscale.graphs.subgraph import Subgraph
 
 
@@ -97,32 +98,10 @@ def _control_flow(graph_def):
                 yield node
 
 
-def outermost(function, context):
-    """What Keras calls for one or several steps, in a context, no Grappler."""
-    if getattr(function, "is_outermost", False):
-        return function
-
-    @functools.wraps(function)
-    def call(iterator):
-        with context(), no_grappler():
-            return function(iterator)
-
-    call.is_outermost = True
-    return call
-
-
-@contextlib.contextmanager
-def no_grappler():
+def no_grappler() -> contextlib.AbstractContextManager[None]:
     """Within it, this thread calls functions without Grappler."""
-    context = symbols.eager_context.context()
-    before = context.function_call_options
-    config = tf.compat.v1.ConfigProto()
-    config.CopyFrom(context.config)
+    return function_options.of_thread(_disable)
+
+
+def _disable(config):
     config.graph_options.rewrite_options.disable_meta_optimizer = True
-    context.function_call_options = symbols.eager_context.FunctionCallOptions(
-        executor_type=before.executor_type, config_proto=config
-    )
-    try:
-        yield
-    finally:
-        context.function_call_options = before

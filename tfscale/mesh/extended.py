@@ -1,5 +1,6 @@
 """The work of `MeshStrategy`: it creates variables, sums gradients, updates."""
 
+import contextlib
 import functools
 import weakref
 from typing import Any
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.adapters.compiled_model import predicting_in_clusters
 from tfscale.adapters.model import adapt_model
 from tfscale.collectives import operations
 from tfscale.collectives.reducer import Reducer
@@ -15,6 +17,7 @@ from tfscale.collectives.reducer import is_of_threads
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
 from tfscale.collectives.workers import check_one_process
+from tfscale.graphs import xla_clusters
 from tfscale.mesh.inputs.mesh_inputs import MeshInputs
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.rank_calls import RankCalls
@@ -160,6 +163,20 @@ class MeshExtended(symbols.MirroredExtended):
         return divmod(thread, self.num_model_ranks)
 
     @property
+    def is_of_several_devices(self) -> bool:
+        """Whether a step runs on devices that one function of XLA cannot."""
+        return len(self._devices) > 1 or self.optimizer_states.are_on_host
+
+    @property
+    def ranks_share_function(self) -> bool:
+        """Whether devices exchange values within a step; else each has one."""
+        return (
+            self.num_model_ranks > 1
+            or self.gathers_weights
+            or self.optimizer_states.are_on_host
+        )
+
+    @property
     def has_several_replicas(self) -> bool:
         """Whether gradients are added up, here or over workers."""
         # `num_replicas_in_sync` notes that the step has asked.
@@ -178,6 +195,8 @@ class MeshExtended(symbols.MirroredExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         check(self, fn)
+        if self.ranks_share_function and attributes.asks_for_xla(fn):
+            fn = predicting_in_clusters(fn)
         model = whole.model_of(fn)
         traced = model or attributes.predicting_model(fn)
         if traced is not None:
@@ -185,7 +204,9 @@ class MeshExtended(symbols.MirroredExtended):
         logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
             adapt_model(model)
-        results = self._call(fn, args, kwargs)
+        compiled = xla_clusters.same_draws if xla_clusters.are_on() else None
+        with (compiled or contextlib.nullcontext)():
+            results = self._call(fn, args, kwargs)
         if logs_are_packed:
             self._logs = PackedLogs(
                 results, self._local_values, self.reducer.means

@@ -59,23 +59,24 @@ def _check_divides_weights(extended, fn):
 
 
 def _check_not_compiled(extended, fn):
-    graph = tf.compat.v1.get_default_graph()
-    count = len(extended.config.first_stage_devices)
-    # Ranks of a replica share one function, replicas have one each.
-    offloads = extended.optimizer_states.are_on_host
-    is_compiled = symbols.is_compiled_by_xla(graph) or (
-        (extended.num_model_ranks > 1 or extended.gathers_weights or offloads)
+    if not extended.is_of_several_devices:
+        return
+    is_compiled = symbols.is_compiled_by_xla(
+        tf.compat.v1.get_default_graph()
+    ) or (
+        extended.ranks_share_function
         and attributes.asks_for_xla(fn)
+        and attributes.predicting_model(fn) is None
     )
-    if (count > 1 or offloads) and is_compiled:
+    if is_compiled:
+        count = len(extended.config.first_stage_devices)
+        on_host = extended.optimizer_states.are_on_host
         raise ValueError(
-            "XLA compiles a function for one device. Received: "
-            f"`strategy.run`, on a mesh of {count} devices"
-            f"{' with slots on the host' * offloads}, in or of a "
-            "function with jit_compile=True. Pass jit_compile=False to "
-            "`compile` or `tf.function`, or leave it out; on a mesh "
-            "without a 'model' axis XLA can compile the stages of a "
-            "`tfscale.PipelineModel`."
+            "A `tf.function` with jit_compile=True is compiled for one device. "
+            f"Received: `strategy.run`, on a mesh of {count} devices"
+            f"{' with slots on the host' * on_host}, in or of such a function. "
+            "Pass jit_compile=True to `model.compile`, and `fit` compiles what "
+            "each device runs; or leave it out of the `tf.function`."
         )
 
 

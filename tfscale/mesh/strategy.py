@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale._internals import symbols
+from tfscale.adapters.compiled_model import adapt_compiled_model
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
@@ -16,6 +17,7 @@ from tfscale.mesh.device_grid import rows_of_worker
 from tfscale.mesh.extended import MeshExtended
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.models import without_call
+from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.mesh.scope import Scope
 from tfscale.tensor_parallel.layouts.layouts import Layouts
 
@@ -210,7 +212,18 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         model = fitting.probing_model()
         if model is not None:
             without_call.build(model)
+            if self._is_compiled_in_clusters(model):
+                adapt_compiled_model(model)
         return Scope(super().scope(), model)
+
+    def _is_compiled_in_clusters(self, model):
+        # A pipeline compiles its stages; for one device Keras compiles it all.
+        extended = self.extended
+        return (
+            model.jit_compile
+            and not isinstance(model, WrappedModel)
+            and extended.is_of_several_devices
+        )
 
     @property
     def mesh(self) -> keras.distribution.DeviceMesh:

@@ -60,8 +60,9 @@ class PipelineModel(PipelineTrainer):
     any variable is changed; not so with a `LossScaleOptimizer`, which skips
     such steps. With `jit_compile="auto"` XLA compiles the stages where Keras
     would have it compile the model on one device: on accelerators, if all
-    layers can and there are no model ranks. Calling the model itself,
-    `model(x)`, runs without a pipeline.
+    layers can and there are no model ranks. With `jit_compile=True` and model
+    ranks it compiles what lies between their exchanges. Calling the model
+    itself, `model(x)`, runs without a pipeline.
 
     Args:
         model: A built Sequential or functional model, made in the scope of
@@ -175,12 +176,8 @@ class PipelineModel(PipelineTrainer):
 
     def _compile_in_scope(self, *, run_eagerly, jit_compile, **arguments):
         num_ranks = self.distribute_strategy.extended.num_model_ranks
-        if num_ranks > 1 and jit_compile not in ("auto", False, None):
-            raise ValueError(
-                "XLA cannot compile stages in which model ranks exchange "
-                f"tensors. Received: jit_compile={jit_compile} on a mesh with "
-                f"model={num_ranks}. Leave it out, or pass False."
-            )
+        if num_ranks > 1 and jit_compile == "auto":
+            jit_compile = False
         if jit_compile == "auto":
             rows = self.distribute_strategy.device_rows
             jit_compile = not run_eagerly and measure.are_accelerators(rows)
@@ -201,8 +198,12 @@ class PipelineModel(PipelineTrainer):
             "auto_scale_loss": False,
         }
         keras.Model.compile(self.model, **plain, jit_compile=jit_compile)
+        is_compiled = bool(jit_compile) and symbols.model_supports_jit(
+            self.model
+        )
+        self._has_clusters = is_compiled and num_ranks > 1
         self._programs = self._compiled_programs(
-            bool(jit_compile) and symbols.model_supports_jit(self.model)
+            is_compiled and not self._has_clusters
         )
 
     def make_train_function(self, force: bool = False) -> Any:

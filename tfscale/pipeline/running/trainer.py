@@ -15,7 +15,9 @@ from tfscale._internals import instances
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
-from tfscale.graphs.grappler import outermost
+from tfscale.graphs import xla_clusters
+from tfscale.graphs.function_options import outermost
+from tfscale.graphs.grappler import no_grappler
 from tfscale.mesh.gradient_reduction import shard_gradient
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.planning.named_schedules import of_window
@@ -35,6 +37,9 @@ class PipelineTrainer(WrappedModel):
     """The steps of a `PipelineModel`, which Keras' loops call."""
 
     _follow_variables: Callable[[], None]
+    # Whether XLA compiles clusters of a step, as model ranks exchange tensors
+    # within stages; else it compiles stages.
+    _has_clusters = False
 
     def __init__(self, model: keras.Model, plan: PipelinePlan):
         super().__init__(model)
@@ -244,8 +249,11 @@ class PipelineTrainer(WrappedModel):
             super()._maybe_symbolic_build(iterator, data_batch)
 
     def _outermost(self, function):
+        # Without Grappler TensorFlow makes clusters of operations of several
+        # devices, which are an error.
+        options = xla_clusters.clusters if self._has_clusters else no_grappler
         return outermost(
-            function, lambda: failures.explained(self._plan.stages)
+            function, lambda: failures.explained(self._plan.stages), options
         )
 
     def _check_built(self):

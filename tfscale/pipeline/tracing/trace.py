@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.graphs import xla_clusters
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.tracing import keys
@@ -118,7 +119,8 @@ def trace_on_ranks(
 
     def build():
         # One rank after the other, between the points where they meet.
-        with strategy.scope():
+        # XLA may compile clusters of the step that calls the stage.
+        with strategy.scope(), xla_clusters.same_draws():
             strategy.extended.call_ranks(build_rank, devices[0])
 
     return _split(tf.compat.v1.wrap_function(build, []), graphs, devices)
