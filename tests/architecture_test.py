@@ -40,6 +40,7 @@ PURE = (
     "tfscale/collectives/planning/simulate.py",
     "tfscale/formatting.py",
     "tfscale/free_memory.py",
+    "tfscale/integers.py",
     "tfscale/pipeline/planning/action.py",
     "tfscale/pipeline/planning/balance.py",
     "tfscale/pipeline/planning/cut_points.py",

@@ -5,6 +5,7 @@ to exist before TensorFlow starts its runtime, hence here and not in a fixture.
 No file of tests starts it when it is imported: see `processes.py`.
 """
 
+import collections
 import gc
 import inspect
 import os
@@ -20,6 +21,7 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
+from tests import crossings
 from tests import forked_python
 from tests.processes import pytest_addoption  # noqa: F401
 from tests.processes import pytest_runtestloop  # noqa: F401
@@ -41,19 +43,31 @@ def pytest_collection_modifyitems(config, items):
     Also a method of `tf.test.TestCase` that is called like a test.
     """
     items[:] = [item for item in items if item.name != "test_session"]
-    kept, left_out, seen = [], [], {}
+    cases = collections.defaultdict(list)
     for item in items:
-        is_extra = False
         if marker := item.get_closest_marker("crossing"):
             test = item.parent.nodeid, inspect.unwrap(item.function).__name__
-            number = seen[test] = seen.get(test, -1) + 1
-            every = marker.kwargs.get("every")
-            is_extra = every is None or number % every > 0
+            cases[*test, marker.kwargs.get("every")].append(item)
+    extra = set()
+    for (*test, every), items_of_test in cases.items():
+        extra.update(items_of_test)
+        if every is not None:
+            names = [f"{test} {_arguments(item)}" for item in items_of_test]
+            always = crossings.always(names, every)
+            extra.difference_update(items_of_test[i] for i in always)
+    kept, left_out = [], []
+    for item in items:
+        is_extra = item in extra
         wanted = {None: not is_extra, "all": True, "others": is_extra}
         asked_for = wanted[config.option.exhaustive]
         (kept if asked_for else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+def _arguments(item):
+    """The arguments of a case, as absl notes them on its method."""
+    return getattr(item.function, "__x_params_repr__", item.name)
 
 
 def pytest_collection_finish():

@@ -143,7 +143,7 @@ class PlanTest(parameterized.TestCase):
         self.assertEqual(device.float32_flops, 2 * width**3 * measure._MANY)
 
     @parameterized.parameters(
-        (dict(num_devices=0), ValueError, "at least 1"),
+        (dict(num_devices=0), ValueError, "num_devices=0"),
         (dict(batch_size=2.0), TypeError, "batch_size=2"),
         (dict(device="H10"), ValueError, "Did you mean 'H100'"),
         (dict(device=8), TypeError, "Received: device=8"),

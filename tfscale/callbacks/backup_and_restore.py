@@ -15,6 +15,7 @@ from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import Logs
+from tfscale.integers import check_integer
 
 # Callbacks whose `fit` runs, or ended by an error unknown to them.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
@@ -96,18 +97,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise ValueError(
                 "`backup_dir` must be a path. Received: backup_dir=''."
             )
-        if save_freq not in ("epoch", "auto") and (
-            type(save_freq) is not int or save_freq < 1
-        ):
-            raise ValueError(
-                '`save_freq` must be "epoch", "auto" or a number of batches, '
-                f"1 or more. Received: save_freq={save_freq!r}."
-            )
-        if type(keep) is not int or keep < 1:
-            raise ValueError(
-                "`keep` must be a number of backups, 1 or more. "
-                f"Received: keep={keep!r}."
-            )
+        if save_freq not in ("epoch", "auto"):
+            rule = '"epoch", "auto" or a number of batches, 1 or more'
+            check_integer("save_freq", save_freq, rule=rule)
+        check_integer("keep", keep, rule="a number of backups, 1 or more")
         if not 0.0 < overhead < 1.0:
             raise ValueError(
                 "`overhead` must be a share of the time, between 0 and 1. "

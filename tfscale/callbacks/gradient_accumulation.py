@@ -7,6 +7,7 @@ from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import FitScopedFunction
 from tfscale.fit.fit import Logs
+from tfscale.integers import check_integer
 from tfscale.mesh.models import without_call
 from tfscale.step.runners import checks
 from tfscale.step.runners.accumulation_model import Accumulation
@@ -66,7 +67,7 @@ class GradientAccumulation(keras.callbacks.Callback):
 
     def __init__(self, num_microbatches: int):
         super().__init__()
-        _check(num_microbatches)
+        check_integer("num_microbatches", num_microbatches)
         self.num_microbatches = num_microbatches
         self._accumulation: Accumulation | None = None
         self._function: FitScopedFunction | None = None
@@ -114,16 +115,3 @@ class GradientAccumulation(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`."""
         if self._function is not None:
             self._function.end()
-
-
-def _check(num_microbatches):
-    if type(num_microbatches) is not int:
-        raise TypeError(
-            "`num_microbatches` must be an int. Received: "
-            f"num_microbatches={num_microbatches!r}."
-        )
-    if num_microbatches < 1:
-        raise ValueError(
-            "`num_microbatches` must be 1 or more. Received: "
-            f"num_microbatches={num_microbatches}."
-        )

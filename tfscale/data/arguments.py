@@ -1,11 +1,10 @@
 """Checks of the arguments of `pipeline`."""
 
-import numbers
-
 import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources.source import Source
+from tfscale.integers import check_integer
 
 _BUILDERS = "arrays, csv, dataset, files, image_folder, text, tfds, ..."
 _INT64 = 1 << 63
@@ -28,7 +27,7 @@ def check_source(source):
 
 def check_seed(seed):
     """Refuses a seed that is no integer of 64 bits."""
-    _check_integer("seed", seed, -_INT64, "an integer of 64 bits")
+    check_integer("seed", seed, -_INT64, "an integer of 64 bits")
 
 
 def check_numbers(**numbers):
@@ -40,7 +39,7 @@ def check_numbers(**numbers):
             continue
         least = 0 if name == "prefetch" else 1
         rule = f"{least} or more" + ", or `tf.data.AUTOTUNE`" * tuned
-        _check_integer(name, value, least, rule)
+        check_integer(name, value, least, rule)
 
 
 def shuffle_window(shuffle):
@@ -48,13 +47,5 @@ def shuffle_window(shuffle):
     if shuffle is None or isinstance(shuffle, (bool, np.bool_)):
         return None
     rule = "True, False or the number of records mixed at a time, 1 or more"
-    _check_integer("shuffle", shuffle, 1, rule)
+    check_integer("shuffle", shuffle, 1, rule)
     return shuffle
-
-
-def _check_integer(name, value, least, rule):
-    message = f"`{name}` must be {rule}. Received: {name}={value!r}."
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(message)
-    if not least <= value < _INT64:
-        raise ValueError(message)

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.integers import check_integer
+
 
 @keras.saving.register_keras_serializable(package="tfscale")
 class ShardedEmbedding(keras.layers.Layer):
@@ -73,10 +75,10 @@ class ShardedEmbedding(keras.layers.Layer):
         num_shards: int | None = None,
         **kwargs: Any,
     ):
-        _check_size("input_dim", input_dim)
-        _check_size("output_dim", output_dim)
+        check_integer("input_dim", input_dim)
+        check_integer("output_dim", output_dim)
         if num_shards is not None:
-            _check_size("num_shards", num_shards)
+            check_integer("num_shards", num_shards)
         super().__init__(**kwargs)
         self.input_dim = input_dim
         self.output_dim = output_dim
@@ -192,10 +194,3 @@ class ShardedEmbedding(keras.layers.Layer):
             "mask_zero": self.mask_zero,
             "num_shards": self.num_shards,
         }
-
-
-def _check_size(name, value):
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}."
-        )

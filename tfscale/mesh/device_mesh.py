@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfscale.cluster.initialize import coordinated
 from tfscale.cluster.initialize import joined
-from tfscale.mesh.virtual_devices import check_sizes
+from tfscale.integers import check_integer
 
 AXES = ("data", "pipeline", "model")
 
@@ -53,12 +53,8 @@ def device_mesh(
     >>> mesh.shape
     (2, 4, 1)
     """
-    shape = check_sizes(data=data, pipeline=pipeline, model=model)
-    if min(shape) < 1:
-        raise ValueError(
-            "Every axis of a mesh must be at least 1. Received: "
-            f"data={data}, pipeline={pipeline}, model={model}."
-        )
+    sizes = {"data": data, "pipeline": pipeline, "model": model}
+    shape = tuple(check_integer(*size) for size in sizes.items())
     needed = math.prod(shape)
     if devices is None:
         devices = _default_devices(needed, shape)

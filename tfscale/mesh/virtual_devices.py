@@ -1,9 +1,8 @@
 """One physical device as several logical ones, for experiments and tests."""
 
-from typing import Any
-
-import numpy as np
 import tensorflow as tf
+
+from tfscale.integers import check_integer
 
 
 def use_virtual_devices(
@@ -37,12 +36,7 @@ def use_virtual_devices(
     >>> import tfscale
     >>> tfscale.use_virtual_devices(8)
     """
-    check_sizes(num_devices=num_devices)
-    if num_devices < 1:
-        raise ValueError(
-            "`num_devices` must be at least 1. Received: "
-            f"num_devices={num_devices}."
-        )
+    check_integer("num_devices", num_devices)
     if (device_type == "GPU" and num_devices > 1) == (memory_limit is None):
         raise ValueError(
             "`memory_limit` must be given to split a GPU, and for nothing "
@@ -72,15 +66,3 @@ def use_virtual_devices(
                 f"TensorFlow runs with {started} {device_type} devices "
                 "already. Call it first thing after the imports."
             ) from error
-
-
-def check_sizes(**sizes: Any) -> tuple[int, ...]:
-    """Sizes as integers, or a `TypeError` that names the wrong one."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            whole = isinstance(size, float) and size.is_integer()
-            fix = f" Use {name}={int(size)}." if whole else ""
-            raise TypeError(
-                f"`{name}` must be an integer. Received: {name}={size!r}.{fix}"
-            )
-    return tuple(map(int, sizes.values()))

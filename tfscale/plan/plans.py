@@ -8,9 +8,9 @@ import keras
 
 from tfscale.formatting import print_table
 from tfscale.formatting import table_length
+from tfscale.integers import check_integer
 from tfscale.mesh.device_mesh import device_mesh
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.mesh.virtual_devices import check_sizes
 from tfscale.pipeline.model import PipelineModel
 from tfscale.plan import report
 from tfscale.plan.cost import Prediction
@@ -77,11 +77,8 @@ def plan(
     >>> plans.best.settings.num_devices
     2
     """
-    if min(check_sizes(num_devices=num_devices, batch_size=batch_size)) < 1:
-        raise ValueError(
-            "`num_devices` and `batch_size` must be at least 1. Received: "
-            f"num_devices={num_devices}, batch_size={batch_size}."
-        )
+    check_integer("num_devices", num_devices)
+    check_integer("batch_size", batch_size)
     if isinstance(device, str) and device == "measure":
         device = measure_device(num_devices)
     device = get_device(device)

@@ -142,7 +142,7 @@ class PackTest(tf.test.TestCase):
         with self.assertRaisesRegex(ValueError, "document 1 of float64"):
             data.pack([[], [1.0, 2.0]], 4)
         for length in (4.5, "4"):
-            with self.assertRaisesRegex(ValueError, "integers.*length="):
+            with self.assertRaisesRegex(TypeError, f"length={length!r}"):
                 data.pack([[1, 2]], length)
         # A batch of rows was one document, and 2 ** 31 a negative token.
         with self.assertRaisesRegex(ValueError, r"document 0 .*\(2, 2\)"):

@@ -580,7 +580,7 @@ def _accumulating_twice():
 class BadInputTest(parameterized.TestCase):
     @parameterized.parameters("4", 2.0, True, None)
     def test_number_is_an_int(self, count):
-        with self.assertRaisesRegex(TypeError, "must be an int"):
+        with self.assertRaisesRegex(TypeError, f"num_microbatches={count!r}"):
             GradientAccumulation(count)
 
     def test_number_is_positive(self):

@@ -11,7 +11,6 @@ without Cross-contamination", 2021; first-fit as in Grain).
 """
 
 import dataclasses
-import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +20,7 @@ import tensorflow as tf
 
 from tfscale.data.sources import array_source
 from tfscale.data.sources.source import IndexedSource
+from tfscale.integers import check_integer
 
 _OPEN = 64  # sequences that a document may still be put into
 
@@ -82,14 +82,8 @@ def pack(
     >>> source.num_records, source.utilisation
     (2, 0.75)
     """
-    if not all(
-        isinstance(number, numbers.Integral) and number >= 1
-        for number in (length, num_open)
-    ):
-        raise ValueError(
-            "`length` and `num_open` must be integers, 1 or more. Received: "
-            f"length={length!r}, num_open={num_open!r}."
-        )
+    check_integer("length", length)
+    check_integer("num_open", num_open)
     rows = [_row(number, one) for number, one in enumerate(documents)]
     rows = [row for row in rows if len(row) > 1]
     if not rows:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
+from tfscale.integers import check_integer
 from tfscale.pipeline.planning.action import KINDS
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.action import dependencies
@@ -288,10 +289,6 @@ class Schedule:
 
 
 def check_sizes(num_stages: int, num_microbatches: int) -> None:
-    """Raises a `ValueError` if there is nothing to schedule."""
-    if num_stages < 1 or num_microbatches < 1:
-        raise ValueError(
-            "A schedule needs at least one stage and one microbatch. "
-            f"Received: num_stages={num_stages}, "
-            f"num_microbatches={num_microbatches}."
-        )
+    """Raises a TypeError or ValueError if there is nothing to schedule."""
+    check_integer("num_stages", num_stages)
+    check_integer("num_microbatches", num_microbatches)

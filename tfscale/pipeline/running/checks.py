@@ -6,6 +6,7 @@ import numbers
 import keras
 import tensorflow as tf
 
+from tfscale.integers import check_integer
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages.plan import PipelinePlan
@@ -41,10 +42,10 @@ def check_arguments(
     stages_per_device,
 ) -> None:
     """Refuses arguments of the wrong type (TypeError) or size (ValueError)."""
-    _check_count("num_microbatches", num_microbatches)
-    _check_count("microbatch_size", microbatch_size)
+    check_integer("num_microbatches", num_microbatches)
+    check_integer("microbatch_size", microbatch_size)
     if stages_per_device is not None:
-        _check_count("stages_per_device", stages_per_device)
+        check_integer("stages_per_device", stages_per_device)
     if not isinstance(recompute, bool):
         raise TypeError(
             "`recompute` must be True or False. Received: "
@@ -61,17 +62,6 @@ def check_arguments(
         raise ValueError(
             "`memory_limit` must be a positive number of bytes, or None. "
             f"Received: memory_limit={memory_limit!r}."
-        )
-
-
-def _check_count(name, value):
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(
-            f"`{name}` must be a whole number. Received: {name}={value!r}."
-        )
-    if value < 1:
-        raise ValueError(
-            f"`{name}` must be at least 1. Received: {name}={value}."
         )
 
 

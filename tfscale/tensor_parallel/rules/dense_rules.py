@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import layers
+from tfscale.graphs.einsum import einsum_terms
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.elementwise import acts_on_elements
@@ -58,9 +59,7 @@ def subscripts(layer) -> tuple[str, str, str]:
     """
     if isinstance(layer, keras.layers.Dense):
         return ".x", "xy", ".y"
-    equation = layer.equation.replace(" ", "").replace("...", ".")
-    operands, output = equation.split("->")
-    inputs, kernel = operands.split(",")
+    inputs, kernel, output = einsum_terms(layer.equation)
     return inputs, kernel, output
 
 
