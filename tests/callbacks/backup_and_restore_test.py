@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import time
+from unittest import mock
 
 import keras
 import numpy as np
@@ -351,6 +352,35 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
                 verbose=0,
                 callbacks=[BackupAndRestore(self.path, save_freq=1)],
             )
+
+    def test_a_fit_that_has_ended_well_does_not_fail_by_its_backups(self):
+        def fail(*args):
+            raise OSError("no space left")
+
+        for module, name in (
+            (committed, "write_shards"),
+            (committed, "remove"),
+        ):
+            # The last save begins before the last step.
+            with (
+                mock.patch.object(module, name, fail),
+                self.assertLogs(level="WARNING") as logs,
+            ):
+                model = compiled()
+                backup = BackupAndRestore(self.path, save_freq=7)
+                model.fit(X, Y, batch_size=4, verbose=0, callbacks=[backup])
+            self.assertEqual(model.optimizer.iterations, 8)
+            self.assertRegex(logs.output[-1], "ended well.*no space left")
+
+    @parameterized.parameters("run[1]", "back\\slash")
+    def test_a_run_in_a_folder_with_a_name_of_a_pattern_goes_on(self, name):
+        self.path = f"{self.path}/{name}"
+        self.interrupt(compiled())
+        model = compiled()
+        tfscale.export_backup(self.path, f"{self.path}.weights.h5", model)
+        self.resume(model, delete_checkpoint=False)
+        self.assertEqual(model.optimizer.iterations, 8)
+        tfscale.export_backup(self.path, f"{self.path}.keras")
 
     def test_a_save_under_way_when_fit_failed_is_completed(self):
         # The next run found no backup, or one older, while it was written.

@@ -51,7 +51,9 @@ def export_backup(
             "`filepath` must end in '.keras' or '.weights.h5'. "
             f"Received: filepath={filepath!r}."
         )
-    backup = BackupFolder(backup_dir, keep=1).newest(leave_damaged=True)
+    backup = BackupFolder(backup_dir, keep=1, fit=None).newest(
+        leave_damaged=True
+    )
     if backup is None:
         raise FileNotFoundError(
             "`backup_dir` must have a backup. "

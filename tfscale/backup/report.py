@@ -5,8 +5,6 @@ import os
 import time
 from typing import Any
 
-from tfscale.backup.files.storage import storage_of
-
 _DIGITS = 16
 
 
@@ -20,11 +18,11 @@ class Report:
     last step of an epoch is over when it has ended.
 
     Args:
-        folder: The folder of the backups, which gets a note of the number of
-            steps, so that a kill does not lose it; None in workers without it.
+        path: The file that gets a note of the number of steps, so that a kill
+            does not lose it; None in workers and stores without it.
     """
 
-    def __init__(self, folder: str | None):
+    def __init__(self, path: str | None):
         self._totals = {
             "began": time.time(),
             "interruptions": 0,
@@ -37,7 +35,7 @@ class Report:
         self._num_running = 0  # steps that are not over
         # Without the first execution, which traces.
         self._timed_steps, self._timed_seconds = -1, 0.0
-        self._path = storage_of(folder).progress_file() if folder else None
+        self._path = path
         self._has_written = False
 
     def end(self) -> None:

@@ -30,6 +30,7 @@ from tfscale.backup.export import config_of
 from tfscale.backup.files import json_arrays
 from tfscale.backup.files.committed import open_backup
 from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.files.folder import logged
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.files.writer import Writer
 from tfscale.backup.report import Report
@@ -74,7 +75,9 @@ class Run:
         self._data = DataPosition(self._epochs)
         self._validation: Validation | None = None
         self._validation_state = None
-        self._report = Report(None if self.workers.index else self.folder.path)
+        self._report = Report(
+            None if self.workers.index else self.folder.progress_file
+        )
         self._epoch = 0
         self._step = 0
         self._num_steps = 0
@@ -119,6 +122,7 @@ class Run:
         """The newest backup, which worker 0 chooses for all."""
 
         def find():
+            self.folder.warn_of_later_fits()
             found = self.folder.newest()
             return found and found.path
 
@@ -186,7 +190,8 @@ class Run:
     def end(self) -> str:
         """Ends a `fit` that succeeded; returns the report."""
         self._report.step_is_over(is_last=True)
-        self._writer.wait()
+        with logged("The last backup was not saved, and `fit` has ended well"):
+            self._writer.wait()
         self._report.end()
         return self._report.text()
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.files.folder import logged
 from tfscale.backup.run import Run
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
@@ -32,7 +33,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     Saved are weights, optimizer, the running metrics, the state of the other
     callbacks, `History`, the positions in training and validation data, and
     all random states. Values are held and written beside the training; a save
-    that failed is raised at the next step.
+    that failed is raised at the next step, and logged after the last one.
+
+    A program may have several calls of `fit` with one folder, which are told
+    apart by their number among those that end well: restarted, each continues
+    from its own backups. If a restarted program skips some, give each a folder
+    of its own.
 
     On a signal, SIGTERM unless told otherwise, the run is saved at the next
     step and the process ends; a second signal ends it at once. After the last
@@ -121,6 +127,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             if other is self or other._is_over():
                 other._leave()
         fit = Fit(self.model)
+        self._folder.begin_fit()
         kinds = (BackupAndRestore, keras.callbacks.BackupAndRestore)
         if len(fit.callbacks_of(*kinds)) > 1:
             raise ValueError(
@@ -178,7 +185,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         logging.info("BackupAndRestore: %s.", self._run.end())
         self._run.stop_late()
         if self._delete_checkpoint and self._workers.index == 0:
-            self._folder.clear()
+            with logged("Backups are left, and `fit` has ended well"):
+                self._folder.clear()
+        self._folder.end_fit()
         self._leave()
 
     def _is_over(self):

@@ -5,9 +5,11 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -19,8 +21,10 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfscale.backup.files import committed
+from tfscale.backup.files import folder as folder_module
 from tfscale.backup.files import storage
 from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.files.storage import storage_of
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.variables.sharding import Sharding
 
@@ -149,6 +153,98 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
                 "Received: 1 in .* state.json has another SHA-256. Remove",
             ):
                 self.folder.newest()
+
+    @parameterized.product(
+        error=(
+            OSError(errno.EIO, "Input/output error"),
+            PermissionError(errno.EACCES, "Permission denied"),
+            tf.errors.UnavailableError(None, None, "503"),
+        ),
+        method=("names", "is_file", "read", "size_and_digest"),
+        leave_damaged=(False, True),
+    )
+    def test_errors_of_reading_are_tried_again_and_leave_all_as_it_is(
+        self, error, method, leave_damaged
+    ):
+        # All backups were renamed, and the next start refused them.
+        self.commit(1)
+        self.commit(2)
+        names = sorted(os.listdir(self.path))
+        original = getattr(storage.LocalStorage, method)
+        failures = itertools.count()
+
+        def fail(of, *arguments):
+            if "backup-" in of.path_of("") and next(failures) < number:
+                raise error
+            return original(of, *arguments)
+
+        with (
+            mock.patch.object(folder_module, "_WAITS", (0.0, 0.0)),
+            mock.patch.object(storage.LocalStorage, method, fail),
+        ):
+            number = 2
+            newest = self.folder.newest(leave_damaged=leave_damaged)
+            self.assertEqual(newest.step, 2)
+            number = 1_000
+            message = re.escape(f"backup_dir={self.path!r}: {error}")
+            with self.assertRaisesRegex(OSError, message):
+                self.folder.newest(leave_damaged=leave_damaged)
+        self.assertEqual(sorted(os.listdir(self.path)), names)
+        self.assertEqual(self.folder.newest().step, 2)
+
+    def test_each_fit_of_a_program_has_backups_of_its_own(self):
+        second = BackupFolder(self.path, keep=1, fit=2)
+        for step in (7, 8, 9):
+            self.commit(step)
+            second.commit(step - 5, [], {})
+        self.assertLen(committed.begun(self.path), 3)
+        self.assertEqual(self.folder.newest().step, 9)
+        self.assertEqual(second.newest().step, 4)
+        of_all = BackupFolder(self.path, keep=1, fit=None)
+        self.assertEqual(of_all.newest(leave_damaged=True).step, 4)
+        with self.assertLogs(level="WARNING") as logs:
+            self.folder.warn_of_later_fits()
+        self.assertRegex(logs.output[0], "number 2 .* number 1 ")
+        flip(pathlib.Path(second.newest().path, "state.json"))
+        with self.assertRaisesRegex(
+            committed.DamagedBackupError, "Received: 1 in"
+        ):
+            second.newest()
+        self.assertEqual(self.folder.newest().step, 9)
+        self.folder.clear()
+        self.assertLen(committed.damaged(self.path), 1)
+        second.clear()
+        self.assertEqual(os.listdir(self.path), ["LOCK"])
+
+    @parameterized.parameters(
+        *("run[1]", "lr=[0.1,0.2]", "[", "]", "back\\slash", "a*b?c{d}"),
+        *("two\nlines", " spaces ", "größe", "per%20cent", "~", "#a&b;c$d'\""),
+        *("s://t", "-x", "a" * 200),
+    )
+    def test_any_path_of_the_file_system_is_written_and_read(self, name):
+        # TensorFlow took brackets for a pattern, and found no file.
+        for path in (f"{self.path}/{name}", f"file://{self.path}/{name}/b"):
+            folder = BackupFolder(path, keep=1)
+            folder.acquire()
+            value = tf.constant([1.0, 2.0])
+            shard = TensorShard("v", Sharding((2,), 4), (0, 0), value)
+            folder.commit(1, [shard], {})
+            self.assertAllEqual(folder.newest().read_whole("v"), value)
+            self.assertIsInstance(storage_of(path), storage.LocalStorage)
+            with self.assertRaises(BlockingIOError):
+                BackupFolder(path, keep=1).acquire()
+            folder.release()
+        self.assertTrue(os.path.exists(f"{self.path}/{name}/b"))
+
+    @parameterized.parameters("nul\0", "\udcff", "a" * 300)
+    def test_a_path_that_it_does_not_take_is_refused(self, name):
+        with self.assertRaisesRegex(OSError, "`backup_dir` must be a folder"):
+            BackupFolder(f"{self.path}/{name}", keep=1).acquire()
+
+    @parameterized.parameters("ram://run[1]", "gs://a/b\\c")
+    def test_a_remote_path_that_tensorflow_cannot_read_is_refused(self, path):
+        with self.assertRaisesRegex(ValueError, "Received: backup_dir="):
+            BackupFolder(path, keep=1)
 
     def test_what_a_kill_left_is_removed_and_no_error(self):
         self.commit(1)

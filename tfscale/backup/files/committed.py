@@ -1,6 +1,7 @@
 """A backup: files, and a manifest that is written last.
 
-    backup-00000120-6f1c.../          step 120
+    backup-00000120-6f1c.../          step 120; `backup-...-fit-2` of a
+                                      second `fit` of the program
         parts.index, parts.data-...   tensors, in shards
         state.json                    the rest of the state
         parts-1.*, state-1.json       what only a second worker has
@@ -34,7 +35,7 @@ _STATE = "state.json"
 _REASON = "REASON"
 _UNFINISHED = "UNFINISHED"
 # Other names in a folder of backups belong to other programs.
-_NAME = re.compile(r"backup-(\d{8,})-[0-9a-f]{32}")
+_NAME = re.compile(r"backup-(\d{8,})-[0-9a-f]{32}(?:-fit-(\d+))?")
 _DAMAGED_NAME = re.compile(rf"damaged-{_NAME.pattern}(-\d+)?")
 _FILE_NAME = re.compile(
     r"(parts|state)(-\d+)?(\.json|\.index|\.data-\d{5}-of-\d{5})"
@@ -80,9 +81,10 @@ class Backup:
         return self.read(key, Sharding(tuple(entry["shape"]), size), (0, 0))
 
 
-def begin(folder: str, step: int) -> str:
+def begin(folder: str, step: int, fit: int = 1) -> str:
     """Creates the folder of a backup; returns its path."""
-    name = f"backup-{step:08d}-{uuid.uuid4().hex}"
+    of_fit = f"-fit-{fit}" if fit > 1 else ""
+    name = f"backup-{step:08d}-{uuid.uuid4().hex}{of_fit}"
     path = storage_of(folder).path_of(name)
     storage_of(path).make_folder()
     storage_of(path).write(_UNFINISHED, b"")
@@ -150,6 +152,8 @@ def open_backup(path: str, *, is_verified: bool = False) -> Backup:
 
     Raises:
         DamagedBackupError: If it is not what was written; says in which way.
+        OSError: If it cannot be read, or an error of TensorFlow; it may be
+            what was written.
     """
     try:
         manifest = _manifest(path)
@@ -160,8 +164,6 @@ def open_backup(path: str, *, is_verified: bool = False) -> Backup:
         return Backup(path, step, state, tensors, frozenset(manifest["files"]))
     except FileNotFoundError as error:
         raise DamagedBackupError(f"{error} is missing") from None
-    except (OSError, tf.errors.OpError) as error:
-        raise DamagedBackupError(f"it cannot be read ({error})") from None
     except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise DamagedBackupError(
             f"its manifest cannot be read ({error!r})"
@@ -212,24 +214,37 @@ def _digest(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def begun(folder: str) -> list[str]:
-    """Names of folders of backups, the newest first, complete or not."""
+def begun(folder: str, fit: int | None = None) -> list[str]:
+    """Names of folders of backups, the newest first, complete or not.
 
-    def step_and_name(name):
-        return int(_NAME.fullmatch(name)[1]), name
+    Of all calls of `fit`, or only of one.
+    """
 
-    return sorted(_real_folders(folder, _NAME), key=step_and_name, reverse=True)
+    def order(name):
+        return fit_of(name), int(_NAME.fullmatch(name)[1]), name
+
+    return sorted(_real_folders(folder, _NAME, fit), key=order, reverse=True)
 
 
-def damaged(folder: str) -> list[str]:
+def damaged(folder: str, fit: int | None = None) -> list[str]:
     """Names of folders of backups that were set aside."""
-    return sorted(_real_folders(folder, _DAMAGED_NAME))
+    return sorted(_real_folders(folder, _DAMAGED_NAME, fit))
 
 
-def _real_folders(folder, form):
+def fit_of(name: str) -> int:
+    """The number of the `fit` that has written a backup."""
+    return int(_NAME.search(name)[2] or 1)
+
+
+def _real_folders(folder, form, fit):
     storage = storage_of(folder)
-    named = [name for name in storage.names() if form.fullmatch(name)]
-    return [name for name in named if storage.is_folder(name)]
+    return [
+        name
+        for name in storage.names()
+        if form.fullmatch(name)
+        and fit in (None, fit_of(name))
+        and storage.is_folder(name)
+    ]
 
 
 def is_complete(path: str) -> bool:

@@ -1,9 +1,11 @@
 """A folder of backups: the newest that verifies, and a few older ones."""
 
+import collections
 import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -14,16 +16,39 @@ from tfscale.cluster.coordination import Coordination
 
 _SECONDS_TO_SEE = 10.0  # until another machine sees a file
 _SECONDS = 0.1  # between two looks
+_WAITS = (1.0, 4.0)  # seconds, after errors of reading
+# Calls of `fit` of this process that have ended well, by folder.
+_ended: collections.Counter[str] = collections.Counter()
 
 
 class BackupFolder:
-    """The backups of one run; one job at a time writes them."""
+    """The backups of one run; one job at a time writes them.
 
-    def __init__(self, path: str, keep: int):
+    Attributes:
+        fit: Number of the `fit` in the program, whose backups these are; None
+            for those of all.
+    """
+
+    def __init__(self, path: str, keep: int, fit: int | None = 1):
         self.path = path
+        self.fit = fit
         self._storage = storage_of(path)
         self._keep = keep
         self._lock: FolderLock | None = None
+
+    def begin_fit(self) -> None:
+        """Notes which `fit` of the program with this folder begins."""
+        self.fit = 1 + _ended[self._storage.real_path]
+
+    def end_fit(self) -> None:
+        """Notes that the `fit` has ended well."""
+        _ended[self._storage.real_path] += 1
+
+    @property
+    def progress_file(self) -> str | None:
+        """The file in which a `fit` notes its steps, if there may be one."""
+        name = "PROGRESS" if self.fit == 1 else f"PROGRESS-{self.fit}"
+        return self._storage.progress_file(name)
 
     def acquire(self) -> None:
         """Creates the folder, and locks it for this job.
@@ -37,7 +62,7 @@ class BackupFolder:
             self._lock = self._storage.lock()
         except (BlockingIOError, ConnectionError):  # Or a worker is gone.
             raise
-        except (OSError, tf.errors.OpError) as error:
+        except (OSError, ValueError, tf.errors.OpError) as error:
             raise OSError(
                 "`backup_dir` must be a folder that can be written to. "
                 f"Received: backup_dir={self.path!r}: {error}. Make it "
@@ -87,17 +112,34 @@ class BackupFolder:
     def newest(self, *, leave_damaged: bool = False) -> committed.Backup | None:
         """The newest backup that verifies; `leave_damaged` changes no file.
 
-        Unfinished backups are removed. Those that do not verify, or cannot be
-        read, get a name that begins with `damaged-`, and the reason is logged.
+        Unfinished backups are removed. Those that were read and do not verify
+        get a name that begins with `damaged-`, and the reason is logged.
 
         Raises:
             DamagedBackupError: If there are backups and none verifies.
+            OSError: If they cannot be read, after some tries.
         """
+        for seconds in (*_WAITS, None):
+            try:
+                return self._newest(leave_damaged)
+            except (OSError, tf.errors.OpError) as error:
+                if seconds is None:
+                    raise OSError(
+                        "Backups must be readable. Received: backup_dir="
+                        f"{self.path!r}: {error}. They are left as they are. "
+                        "Start again when they can be read, or take another "
+                        "`backup_dir` to start from the beginning."
+                    ) from error
+                logging.warning("Reading a backup is tried again: %s.", error)
+                time.sleep(seconds)
+        return None
+
+    def _newest(self, leave_damaged):
         reasons = {
             name: committed.reason(self._storage.path_of(name))
-            for name in committed.damaged(self.path)
+            for name in committed.damaged(self.path, self.fit)
         }
-        for name in committed.begun(self.path):
+        for name in committed.begun(self.path, self.fit):
             path = self._storage.path_of(name)
             if committed.is_unfinished(path):
                 if not leave_damaged:
@@ -125,6 +167,21 @@ class BackupFolder:
                 "`backup_dir`, to start from the beginning."
             )
         return None
+
+    def warn_of_later_fits(self) -> None:
+        """Says that backups of later calls of `fit` are left for these."""
+        names = committed.begun(self.path)
+        later = max(map(committed.fit_of, names), default=1)
+        if self.fit is not None and later > self.fit:
+            logging.warning(
+                "Backups in %r are of `fit` number %d of a program, and this "
+                "is number %d with this folder: they are left for the later "
+                "one. If the program has skipped a `fit`, give each a folder "
+                "of its own.",
+                self.path,
+                later,
+                self.fit,
+            )
 
     def _set_aside(self, name, reason):
         path = self._storage.path_of(name)
@@ -174,19 +231,19 @@ class BackupFolder:
         if self._lock is not None and not self._lock.is_held:
             self.release()
             self.acquire()
-        return committed.begin(self.path, step)
+        return committed.begin(self.path, step, self.fit or 1)
 
     def _seal(self, path, step, contents):
         committed.seal(path, step, contents)
-        paths = map(self._storage.path_of, committed.begun(self.path))
+        paths = map(self._storage.path_of, committed.begun(self.path, self.fit))
         for path in [*filter(committed.is_complete, paths)][self._keep :]:
             committed.remove(path)
 
     def clear(self) -> None:
-        """Removes all backups, damaged ones too."""
-        for name in committed.begun(self.path):
+        """Removes all backups of the `fit`, damaged ones too."""
+        for name in committed.begun(self.path, self.fit):
             committed.remove(self._storage.path_of(name))
-        for name in committed.damaged(self.path):
+        for name in committed.damaged(self.path, self.fit):
             storage_of(self._storage.path_of(name)).remove_folder()
 
 
@@ -200,3 +257,12 @@ def _removed_if_unfinished(path):
             if path is not None and committed.is_unfinished(path):
                 storage_of(path).remove_folder()
         raise
+
+
+@contextlib.contextmanager
+def logged(what: str) -> Iterator[None]:
+    """Logs an error of the file system, which ends the block."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        logging.warning("%s: %s", what, error)

@@ -3,7 +3,8 @@
 A path without a scheme is of this machine: data is on the disk before a name
 refers to it (fsync of file and folder). A path such as `gs://bucket/run` goes
 through `tf.io.gfile`: there a file appears whole or not at all, once it is
-closed. Another store is another subclass, in `storage_of`.
+closed. Another store is another subclass, in `storage_of`. An error of reading
+is raised: only a file that is known to be missing counts as missing.
 """
 
 import contextlib
@@ -11,8 +12,11 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -22,6 +26,11 @@ from tfscale.backup.files.lock import FolderLock
 _CHUNK = 1 << 20
 # Of Lustre without the option `flock`, and of NFS without a lock manager.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+# TensorFlow reads a checkpoint whose prefix, as a pattern of files, matches
+# itself: of the characters of patterns, not these.
+_PATTERNS = "[\\"
+_FILE = re.compile("file://(localhost)?(?=/)")
+_SCHEME = re.compile(r"[a-zA-Z][0-9a-zA-Z.+-]*://")
 
 
 class Storage:
@@ -41,6 +50,11 @@ class Storage:
         """The path of a file or folder in it."""
         return f"{self._path.rstrip('/')}/{name}"
 
+    @contextlib.contextmanager
+    def without_patterns(self) -> Iterator[str]:
+        """A path of the folder that TensorFlow takes for no file pattern."""
+        yield self._path
+
     def make_folder(self) -> None:
         """Creates the folder and its parents, if they are missing."""
         tf.io.gfile.makedirs(self._path)
@@ -53,9 +67,14 @@ class Storage:
         """Locks the folder for one job; object stores cannot."""
         return None
 
-    def progress_file(self) -> str | None:
-        """The file for the number of steps, if a file can be changed often."""
+    def progress_file(self, name: str) -> str | None:
+        """A file for the number of steps, if a file can be changed often."""
         return None
+
+    @property
+    def real_path(self) -> str:
+        """The path, which is the same for all ways to write it."""
+        return self._path
 
     def names(self) -> list[str]:
         """The names in the folder; none if there is no folder."""
@@ -66,12 +85,15 @@ class Storage:
 
     def is_folder(self, name: str) -> bool:
         """Whether it is a real folder, and not a link to one."""
-        return tf.io.gfile.isdir(self.path_of(name))
+        try:
+            return tf.io.gfile.stat(self.path_of(name)).is_directory
+        except tf.errors.NotFoundError:
+            return False
 
     def is_file(self, name: str) -> bool:
         """Whether it is a regular file: no link, pipe or device."""
         is_there = tf.io.gfile.exists(self.path_of(name))
-        return is_there and not tf.io.gfile.isdir(self.path_of(name))
+        return is_there and not self.is_folder(name)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file, which is whole or unchanged at any time."""
@@ -122,6 +144,16 @@ class LocalStorage(Storage):
 
     joins_files = True
 
+    @contextlib.contextmanager
+    def without_patterns(self) -> Iterator[str]:
+        """See `Storage`."""
+        if set(_PATTERNS).isdisjoint(self._path):
+            yield self._path
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(os.path.abspath(self._path), f"{folder}/link")
+            yield f"{folder}/link"
+
     def make_folder(self) -> None:
         """See `Storage`."""
         if not os.path.isdir(self._path):
@@ -148,22 +180,28 @@ class LocalStorage(Storage):
             )
             return None
 
-    def progress_file(self) -> str:
+    def progress_file(self, name: str) -> str:
         """See `Storage`."""
-        return self.path_of("PROGRESS")
+        return self.path_of(name)
+
+    @property
+    def real_path(self) -> str:
+        """See `Storage`."""
+        return os.path.realpath(self._path)
 
     def is_folder(self, name: str) -> bool:
         """See `Storage`."""
-        return super().is_folder(name) and not os.path.islink(
-            self.path_of(name)
-        )
+        return stat.S_ISDIR(self._mode(name))
 
     def is_file(self, name: str) -> bool:
         """See `Storage`."""
+        return stat.S_ISREG(self._mode(name))
+
+    def _mode(self, name):
         try:
-            return stat.S_ISREG(os.lstat(self.path_of(name)).st_mode)
-        except OSError:
-            return False
+            return os.lstat(self.path_of(name)).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def write(self, name: str, content: bytes) -> None:
         """See `Storage`."""
@@ -182,8 +220,22 @@ class LocalStorage(Storage):
 
 
 def storage_of(folder: str) -> Storage:
-    """Where a folder is, by its path."""
-    return Storage(folder) if "://" in folder else LocalStorage(folder)
+    """The storage of a folder, by its path.
+
+    Raises:
+        ValueError: If TensorFlow could write to the path, but not read it.
+    """
+    folder = _FILE.sub("", folder, count=1) if _FILE.match(folder) else folder
+    if not _SCHEME.match(folder):
+        return LocalStorage(folder)
+    if patterns := set(folder) & set(_PATTERNS):
+        raise ValueError(
+            "A remote `backup_dir` must have no character of a file pattern, "
+            "because TensorFlow takes the path of a checkpoint for a pattern. "
+            f"Received: backup_dir={folder!r} with {sorted(patterns)}. Rename "
+            "the folder."
+        )
+    return Storage(folder)
 
 
 def _sync(path):

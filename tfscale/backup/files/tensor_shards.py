@@ -80,9 +80,10 @@ def read_shard(
     replica_and_rank: tuple[int, int],
 ) -> tf.Tensor:
     """The shard of a tensor on a device, however it was divided when saved."""
-    with tf.device("CPU:0"):
+    folder, name = os.path.split(prefix)
+    with storage_of(folder).without_patterns() as path, tf.device("CPU:0"):
         (value,) = tf.raw_ops.RestoreV2(
-            prefix=prefix,
+            prefix=f"{path}/{name}",
             tensor_names=[key],
             shape_and_slices=[slice_of(sharding, replica_and_rank)],
             dtypes=[dtype],
