@@ -55,8 +55,8 @@ def main(_):
         0, 256, (ROWS.value, LENGTH.value), "int32"
     )
     timelines = model.timelines(tokens, np.roll(tokens, -1, axis=1))
-    print(tfscale.pipeline.as_text(timelines, width=68))
-    tfscale.pipeline.save_png(timelines, OUTPUT.value)
+    print(tfscale.schedules.as_text(timelines, width=68))
+    tfscale.schedules.save_png(timelines, OUTPUT.value)
 
 
 if __name__ == "__main__":

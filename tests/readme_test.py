@@ -15,7 +15,7 @@ from absl.testing import parameterized
 from tests import forked_python
 from tests import source_files
 from tests.source_files import REPOSITORY
-from tfscale.plan import measure
+from tfscale.planner import measure
 
 PAGES = sorted(
     f"docs/{name}"

@@ -10,9 +10,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale import selfcheck
-from tfscale.pipeline.planning.named_schedules import SCHEDULES
-from tfscale.plan import DEVICES
-from tfscale.plan import measure
+from tfscale.planner import DEVICES
+from tfscale.planner import measure
+from tfscale.schedules.named_schedules import SCHEDULES
 
 
 def _main(cases, *args, num_devices=4):

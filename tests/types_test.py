@@ -31,7 +31,7 @@ model.pipeline_summary(line_length="80")  # arg-type
 tfscale.layers.ColumnParallelDense("8")  # arg-type
 tfscale.layers.ColumnParallelDense(8, gather_output=False)
 tfscale.callbacks.InputWait(threshold="much")  # arg-type
-tfscale.pipeline.gpipe("2", 8)  # arg-type
+tfscale.schedules.gpipe("2", 8)  # arg-type
 """
 
 

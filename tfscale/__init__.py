@@ -7,7 +7,7 @@ from tfscale import data
 from tfscale import layers
 from tfscale import losses
 from tfscale import optimizers
-from tfscale import pipeline
+from tfscale import schedules
 from tfscale._version import __version__
 from tfscale.backup.export import export_backup
 from tfscale.cluster.initialize import initialize
@@ -19,7 +19,7 @@ from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
 from tfscale.pipeline.cut_model import cut
-from tfscale.plan import plan
+from tfscale.planner import plan
 from tfscale.serving import export
 from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
 from tfscale.tensor_parallel.summary import sharding_summary
@@ -42,8 +42,8 @@ __all__ = [
     "layers",
     "losses",
     "optimizers",
-    "pipeline",
     "plan",
+    "schedules",
     "sharding_summary",
     "sum_gradients",
     "use_virtual_devices",

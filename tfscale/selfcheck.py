@@ -28,8 +28,8 @@ import tensorflow as tf
 
 import tfscale
 from tfscale.collectives import all_reduce
-from tfscale.pipeline.planning.named_schedules import SCHEDULES
-from tfscale.plan.measure import measure_device
+from tfscale.planner.measure import measure_device
+from tfscale.schedules.named_schedules import SCHEDULES
 
 _NUM_STEPS, _BATCH_SIZE, _LENGTH, _WIDTH = 3, 16, 8, 32
 _TOLERANCE = 1e-4  # of the largest magnitude in a tensor of float32

@@ -35,8 +35,8 @@ def measure(name):
 
     import tfscale
     from benchmarks.pipeline import worker
-    from tfscale.pipeline.planning import steady
     from tfscale.pipeline.stage_memory import stage_memory
+    from tfscale.schedules import steady
 
     if name.endswith(_WRITTEN_OUT):
         steady.MIN_MICROBATCHES = _MICROBATCHES.value + 1

@@ -18,7 +18,7 @@ from absl import flags
 import tfscale
 from benchmarks.pipeline.waiting import seconds_in_turns
 from benchmarks.pipeline.waiting import waiting_step
-from tfscale.pipeline.planning.named_schedules import SCHEDULES
+from tfscale.schedules.named_schedules import SCHEDULES
 
 _DEVICES = flags.DEFINE_integer("devices", 4, "Devices of the pipeline.")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "Of a step.")
@@ -41,7 +41,7 @@ def make_step(strategy, schedule):
     seconds = _UNIT.value * _DEVICES.value / schedule.num_stages
     rows = 2 * _MICROBATCHES.value
     run = waiting_step(model, strategy, lambda action: seconds, rows)
-    predicted = tfscale.pipeline.simulate(
+    predicted = tfscale.schedules.simulate(
         schedule, forward=seconds, backward=2 * seconds, weight=seconds
     )
     return run, predicted.makespan

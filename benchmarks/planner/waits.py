@@ -19,7 +19,7 @@ import tfscale
 from benchmarks.pipeline.waiting import seconds_in_turns
 from benchmarks.pipeline.waiting import waiting_step
 from benchmarks.planner import comparison
-from tfscale.plan import DEVICES
+from tfscale.planner import DEVICES
 
 _DEVICES = flags.DEFINE_integer("devices", 4, "Virtual devices.")
 _PLANS = flags.DEFINE_integer("plans", 12, "How many plans.")

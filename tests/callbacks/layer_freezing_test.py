@@ -12,8 +12,8 @@ from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
 from tfscale.callbacks import GradientNoiseScale
 from tfscale.callbacks import LayerFreezing
-from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.schedules.named_schedules import one_f_one_b
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(32, 8)).astype("float32")

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tfscale.pipeline.planning.named_schedules import SCHEDULES
+from tfscale.schedules.named_schedules import SCHEDULES
 
 # Rows of an epoch in batches of 16: the last batch has less than a row for each
 # microbatch.

@@ -138,7 +138,7 @@ class WrapTest(tf.test.TestCase, parameterized.TestCase):
             self.assertRaisesRegex(ValueError, "for 4 devices and 8 micro"),
         ):
             tfscale.PipelineModel(
-                _layers(), 2, schedule=tfscale.pipeline.gpipe(4, 8)
+                _layers(), 2, schedule=tfscale.schedules.gpipe(4, 8)
             )
 
     def test_cut_point_that_is_no_layer_is_refused(self):

@@ -10,9 +10,9 @@ from absl.testing import parameterized
 
 import tfscale
 from tfscale.pipeline import summary
-from tfscale.pipeline.planning.named_schedules import gpipe
-from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.schedules.named_schedules import gpipe
+from tfscale.schedules.named_schedules import one_f_one_b
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 WORKER = "/job:worker/replica:0/task:1/device:"

@@ -10,9 +10,9 @@ from tfscale.graphs.noting_scope import NotingScope
 from tfscale.graphs.random_operations import draws_from_seed
 from tfscale.graphs.random_operations import draws_from_state
 from tfscale.mesh.models.wrapped_model import WrappedModel
-from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.stages import cut as cut_graph
+from tfscale.schedules.cut_points import cuts_from_names
 
 
 def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:

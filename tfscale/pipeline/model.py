@@ -12,9 +12,6 @@ from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.cached_activations import adapt_wrapped_suffix
 from tfscale.pipeline import summary
-from tfscale.pipeline.planning.named_schedules import get_schedule
-from tfscale.pipeline.planning.named_schedules import of_window
-from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.running import placement
@@ -22,6 +19,9 @@ from tfscale.pipeline.running import window
 from tfscale.pipeline.running.trainer import PipelineTrainer
 from tfscale.pipeline.stage_memory import check_older_weights
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.schedules.named_schedules import get_schedule
+from tfscale.schedules.named_schedules import of_window
+from tfscale.schedules.schedule import Schedule
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -75,7 +75,7 @@ class PipelineModel(PipelineTrainer):
             is `(S - 1) / (num_microbatches + S - 1)` of a step for S stages.
         schedule: `"1f1b"`, `"gpipe"`, `"interleaved"`, `"looped_bfs"`,
             `"zb_h1"`, `"zb_h2"`, `"zb1p"`, `"zb_v"`, `"dualpipev"`, or a
-            `tfscale.pipeline.Schedule`. `"auto"` takes the fastest for the
+            `tfscale.schedules.Schedule`. `"auto"` takes the fastest for the
             FLOPs, or the measured times, of the stages that needs no more
             memory than 1F1B.
             `"pipedream"` and `"pipedream_vertical_sync"` (Narayanan et al.
@@ -292,7 +292,7 @@ class PipelineModel(PipelineTrainer):
             sample_weight: Weights of its rows.
 
         Returns:
-            A dict of titles and spans for `tfscale.pipeline.as_text`,
+            A dict of titles and spans for `tfscale.schedules.as_text`,
             `as_chrome_trace` and `save_png`: times are in seconds if there is
             a batch, and else in forwards of a stage of mean cost.
         """

@@ -5,9 +5,9 @@ import functools
 
 import keras
 
-from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.stages import memory
 from tfscale.pipeline.stages.plan import PipelinePlan
+from tfscale.schedules.simulate import peak_in_flight
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,15 +12,15 @@ from absl.testing import parameterized
 import tfscale
 from tests import same_numbers
 from tfscale.pipeline import PipelineModel
-from tfscale.pipeline.planning import schedule as schedules
-from tfscale.pipeline.planning.action import Action
-from tfscale.pipeline.planning.looped_schedules import interleaved
-from tfscale.pipeline.planning.looped_schedules import zb_h1
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.tracing.keys import LOSSES
 from tfscale.pipeline.tracing.keys import Target
 from tfscale.pipeline.tracing.phases import Phase
+from tfscale.schedules import schedule as schedules
+from tfscale.schedules.action import Action
+from tfscale.schedules.looped_schedules import interleaved
+from tfscale.schedules.looped_schedules import zb_h1
 
 RANDOM = np.random.RandomState(0)
 FEATURES = RANDOM.normal(size=(34, 6)).astype("float32")

@@ -16,10 +16,10 @@ from absl.testing import parameterized
 import tfscale
 from tests import same_numbers
 from tfscale.pipeline import PipelineModel
-from tfscale.pipeline.planning import steady
 from tfscale.pipeline.running import loop
 from tfscale.pipeline.running.executor import Executor
 from tfscale.pipeline.tracing import keys
+from tfscale.schedules import steady
 
 RANDOM = np.random.RandomState(0)
 # In batches of 16: the last one has fewer rows than microbatches.

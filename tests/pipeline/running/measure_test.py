@@ -10,10 +10,10 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tfscale.pipeline.planning.action import dependencies
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.trace_costs import trace_costs
+from tfscale.schedules.action import dependencies
 
 
 def _strategy(data, pipeline):

@@ -19,7 +19,7 @@ from absl.testing import parameterized
 import tfscale
 from tests import executed_functions
 from tfscale.pipeline import PipelineModel
-from tfscale.pipeline.planning.looped_schedules import interleaved
+from tfscale.schedules.looped_schedules import interleaved
 
 HOST = "CPU:0"
 NUM_MICROBATCHES = 4

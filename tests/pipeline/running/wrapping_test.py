@@ -82,7 +82,7 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
     def test_numpy_numbers_are_numbers(self):
         self.assertEqual(
             pipeline(num_microbatches=np.int64(2)).plan.schedule,
-            tfscale.pipeline.one_f_one_b(2, 2),
+            tfscale.schedules.one_f_one_b(2, 2),
         )
 
     @parameterized.parameters(dict(pipeline=2), dict(data=2))

@@ -6,9 +6,9 @@ from absl.testing import parameterized
 
 from tests.pipeline import same_numbers_models_test as models
 from tfscale._internals import attributes
-from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.schedules.named_schedules import one_f_one_b
 
 
 def run(graph, x):

@@ -5,14 +5,14 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from examples import gpt
-from tfscale.pipeline.planning.named_schedules import gpipe
-from tfscale.pipeline.planning.named_schedules import one_f_one_b
-from tfscale.pipeline.planning.named_schedules import pipedream
-from tfscale.pipeline.planning.schedule import Schedule
-from tfscale.pipeline.planning.simulate import simulate
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.stages.call_costs import parameters
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.schedules.named_schedules import gpipe
+from tfscale.schedules.named_schedules import one_f_one_b
+from tfscale.schedules.named_schedules import pipedream
+from tfscale.schedules.schedule import Schedule
+from tfscale.schedules.simulate import simulate
 
 
 def _chain(*widths):

@@ -6,11 +6,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfscale.graphs import flops
-from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.pipeline.stages.trace_costs import UNKNOWN_LENGTH
 from tfscale.pipeline.stages.trace_costs import trace_costs
+from tfscale.schedules.named_schedules import one_f_one_b
 
 
 class Looked(keras.layers.Layer):

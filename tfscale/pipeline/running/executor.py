@@ -30,12 +30,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.pipeline.planning import steady
-from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.running import loop
 from tfscale.pipeline.running.array import Array
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
+from tfscale.schedules import steady
+from tfscale.schedules.action import Action
 
 
 @dataclasses.dataclass

@@ -26,10 +26,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.pipeline.planning.steady import Loop
-from tfscale.pipeline.planning.steady import Users
 from tfscale.pipeline.running.array import Array
 from tfscale.pipeline.tracing import keys
+from tfscale.schedules.steady import Loop
+from tfscale.schedules.steady import Users
 
 
 def run(executor: Any, loop: Loop, makers: Users, readers: Users) -> None:

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tfscale.graphs.grappler import no_grappler
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.pipeline.planning.simulate import Span
 from tfscale.pipeline.running.step import StepResult
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.stages.trace_costs import map_calls
 from tfscale.pipeline.tracing import keys
+from tfscale.schedules.simulate import Span
 
 # Each call runs for about as long as this, in seconds, to be measured.
 _WINDOW = 0.02
@@ -111,7 +111,7 @@ def measure_step(
 
 
 def timelines(plan: PipelinePlan, measured: list[Span] | None = None) -> dict:
-    """A predicted step and a measured one, for `tfscale.pipeline.timeline`.
+    """A predicted step and a measured one, for `tfscale.schedules.timeline`.
 
     Without a measured step, times are in units of the mean forward of a stage.
     With one, they are in seconds: the prediction is scaled to the same work of

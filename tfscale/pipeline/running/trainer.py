@@ -20,7 +20,6 @@ from tfscale.graphs.function_options import outermost
 from tfscale.graphs.grappler import no_grappler
 from tfscale.mesh.gradient_reduction import shard_gradient
 from tfscale.mesh.models.wrapped_model import WrappedModel
-from tfscale.pipeline.planning.named_schedules import of_window
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import window
@@ -29,6 +28,7 @@ from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
+from tfscale.schedules.named_schedules import of_window
 from tfscale.step import batch_norm
 from tfscale.step import losses
 

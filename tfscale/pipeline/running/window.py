@@ -26,14 +26,14 @@ import tensorflow as tf
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.adapters.optimizer import with_iterations
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.pipeline.planning.action import Action
-from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
+from tfscale.schedules.action import Action
+from tfscale.schedules.schedule import Schedule
 
 # Optimizers with states that are of no single variable.
 _OF_ALL = (

@@ -15,7 +15,6 @@ import keras
 
 from tfscale.graphs.memory import buffer_of
 from tfscale.graphs.memory import tensor_bytes
-from tfscale.pipeline.planning.balance import LayerMemory
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
@@ -23,6 +22,7 @@ from tfscale.pipeline.stages.trace_costs import map_calls
 from tfscale.pipeline.stages.trace_costs import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
+from tfscale.schedules.balance import LayerMemory
 from tfscale.variables.of_variable import are_states_on_host
 from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.of_variable import state_sharding_of

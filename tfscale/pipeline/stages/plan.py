@@ -8,13 +8,6 @@ from typing import Any
 
 import keras
 
-from tfscale.pipeline.planning.balance import partition
-from tfscale.pipeline.planning.cut_points import cuts_from_names
-from tfscale.pipeline.planning.named_schedules import fastest
-from tfscale.pipeline.planning.schedule import Schedule
-from tfscale.pipeline.planning.simulate import Simulation
-from tfscale.pipeline.planning.simulate import peak_in_flight
-from tfscale.pipeline.planning.simulate import simulate
 from tfscale.pipeline.stages.call_costs import CallCosts
 from tfscale.pipeline.stages.call_costs import counted_costs
 from tfscale.pipeline.stages.call_costs import cut_bytes
@@ -26,6 +19,13 @@ from tfscale.pipeline.stages.memory import layer_memory
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.stages.stages import cut
 from tfscale.pipeline.stages.trace_costs import trace_costs
+from tfscale.schedules.balance import partition
+from tfscale.schedules.cut_points import cuts_from_names
+from tfscale.schedules.named_schedules import fastest
+from tfscale.schedules.schedule import Schedule
+from tfscale.schedules.simulate import Simulation
+from tfscale.schedules.simulate import peak_in_flight
+from tfscale.schedules.simulate import simulate
 
 # A layer with this many times the work of a stage is too large.
 LARGE = 1.25

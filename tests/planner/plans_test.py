@@ -1,0 +1,178 @@
+import dataclasses
+import os
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import tfscale
+from tfscale.planner import DEVICES
+from tfscale.planner import __main__ as command
+from tfscale.planner import measure
+from tfscale.planner.cost import Settings
+
+WIDTH = 32
+
+
+def _mlp():
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            keras.layers.Dense(2 * WIDTH, activation="relu"),
+            keras.layers.Dense(WIDTH),
+            keras.layers.Dense(2 * WIDTH, activation="relu"),
+            keras.layers.Dense(WIDTH),
+        ],
+        name="mlp",
+    )
+
+
+def _plans(build_model=_mlp, **options):
+    options = dict(num_devices=4, batch_size=16, device="H100") | options
+    return tfscale.plan(build_model, **options)
+
+
+class PlanTest(parameterized.TestCase):
+    @parameterized.parameters(
+        Settings(data=4, zero_stage=1),
+        Settings(data=2, pipeline=2, num_microbatches=4, schedule="zb_h1"),
+        Settings(
+            pipeline=2,
+            model=2,
+            num_microbatches=2,
+            schedule="zb_v",
+            stages_per_device=2,
+        ),
+        Settings(data=4, num_microbatches=2, recompute=True),
+    )
+    @pytest.mark.crossing(every=4)
+    def test_any_plan_trains_with_the_numbers_of_one_device(self, settings):
+        (plan,) = (p for p in _plans() if p.settings == settings)
+        x = np.random.default_rng(0).normal(size=(16, WIDTH)).astype("float32")
+        y = x[:, ::-1]
+        keras.utils.set_random_seed(1)
+        plain = _mlp()
+        plain.compile("sgd", "mse", run_eagerly=True)
+        expected = plain.fit(x, y, batch_size=16, epochs=2, verbose=0)
+        keras.utils.set_random_seed(1)
+        with plan.strategy().scope():
+            model = plan.wrap(_mlp())
+            model.compile("sgd", "mse")
+        found = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+        np.testing.assert_allclose(
+            found.history["loss"], expected.history["loss"], rtol=1e-5
+        )
+
+    def test_the_table_says_what_and_why(self):
+        lines = []
+        _plans().table(print_fn=lines.append)
+        (text,) = lines
+        for part in ("4 x H100", "MFU", "Examples/s", "4 x 1 x 1", "+"):
+            self.assertIn(part, text)
+
+    def test_the_table_says_what_was_not_planned(self):
+        class Whole(keras.Model):
+            def build(self, input_shape):
+                self.dense = keras.layers.Dense(4)
+                self.dense.build(input_shape)
+                self.built = True
+
+            def call(self, x):
+                return self.dense(x)
+
+        def build_model():
+            model = Whole(name="whole")
+            model.build((None, 8))
+            return model
+
+        plans = _plans(build_model)
+        self.assertEqual({p.settings.pipeline for p in plans}, {1})
+        with self.assertRaisesRegex(
+            ValueError, "can have 4 replicas. Use batch_size=.*Planned without"
+        ):
+            _plans(build_model, batch_size=30)
+        lines = []
+        plans.table(print_fn=lines.append)
+        self.assertIn("Note: Planned without stages", lines[0])
+
+    def test_draws_time_against_memory(self):
+        path = os.path.join(self.create_tempdir().full_path, "plans.png")
+        _plans().save_png(path)
+        self.assertGreater(os.path.getsize(path), 10_000)
+
+    @parameterized.parameters(
+        ("NVIDIA A100-SXM4-80GB", 80e9),
+        ("NVIDIA A100-PCIE-40GB", 40e9),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5e9),
+        ("NVIDIA H100 80GB HBM3", 80e9),
+        ("NVIDIA H200", 141e9),
+    )
+    def test_a_gpu_has_the_memory_of_its_name(self, name, memory):
+        # An A100 of 40 GB was planned for as one of 80 GB.
+        config = measure.tf.config
+        with (
+            mock.patch.object(
+                config, "list_physical_devices", return_value=[0]
+            ),
+            mock.patch.object(
+                config.experimental,
+                "get_device_details",
+                return_value={"device_name": name},
+            ),
+        ):
+            self.assertEqual(measure._memory("GPU", 1), memory)
+
+    @mock.patch.dict(measure._WIDTHS, CPU=256)
+    @mock.patch.object(measure, "_SECONDS", 0.0)  # the fewest repetitions
+    @mock.patch.object(measure, "_BLOCKS", 1)
+    def test_measures_this_machine(self):
+        device = _plans(num_devices=2, device="measure").device
+        for field in dataclasses.fields(device)[1:]:
+            value = getattr(device, field.name)
+            self.assertGreaterEqual(value, 0, field.name)
+        self.assertGreater(device.float32_flops, 1e8)
+
+    @mock.patch.object(measure, "_seconds", lambda *args: 1.0)
+    def test_a_chain_may_take_no_longer_than_a_shorter_one(self):
+        # On a busy machine it was a ZeroDivisionError.
+        device = measure.measure_device(num_devices=2)
+        width = measure._WIDTHS["CPU"]
+        self.assertEqual(device.float32_flops, 2 * width**3 * measure._MANY)
+
+    @parameterized.parameters(
+        (dict(num_devices=0), ValueError, "num_devices=0"),
+        (dict(batch_size=2.0), TypeError, "batch_size=2"),
+        (dict(device="H10"), ValueError, "Did you mean 'H100'"),
+        (dict(device=8), TypeError, "Received: device=8"),
+        (
+            dict(device=dataclasses.replace(DEVICES["H100"], memory=1e4)),
+            ValueError,
+            "The smallest plan .* needs .* helps most",
+        ),
+    )
+    def test_bad_input_is_refused(self, options, error, message):
+        with self.assertRaisesRegex(error, message):
+            _plans(**options)
+
+
+class CommandTest(absltest.TestCase):
+    ARGUMENTS = (
+        *("examples.gpt:build_gpt", "--num_blocks=2", "--width=32"),
+        *("--num_heads=2", "--sequence_length=16", "--dropout=0"),
+        *("--num_devices=2", "--batch_size=8", "--device=H100"),
+    )
+
+    def test_plans_the_gpt_of_the_examples(self):
+        with self.assertNoLogs("absl"):
+            command.main([*self.ARGUMENTS])
+
+    def test_an_unknown_argument_of_the_function_is_an_error(self):
+        with self.assertRaises(SystemExit):
+            command.main([*self.ARGUMENTS, "--depth=3"])
+
+
+if __name__ == "__main__":
+    absltest.main()
