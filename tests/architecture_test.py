@@ -89,6 +89,8 @@ _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
 CHANGED_OF_KERAS = {
+    ("tfscale/_internals/releases.py", "setattr of adapter"),
+    ("tfscale/_internals/attributes.py", "variable._value"),
     ("tfscale/adapters/loss.py", "in_place.put of compile_loss"),
     ("tfscale/adapters/loss.py", "in_place.put of loss"),
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
@@ -117,7 +119,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/backup/state/callback_states.py", "logger.append_header"),
     ("tfscale/backup/state/callback_states.py", "logger.keys"),
     ("tfscale/backup/state/callback_states.py", "setattr of callback"),
-    ("tfscale/adapters/function.py", "in_place.put of function"),
+    ("tfscale/adapters/function.py", "in_place.put of step"),
     ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
     ("tfscale/cluster/coordinator.py", "sys.exit"),
     ("tfscale/cluster/liveness/failure_detector.py", "sys.excepthook"),

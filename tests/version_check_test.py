@@ -1,8 +1,10 @@
-import configparser
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
 import keras
 import tensorflow as tf
@@ -13,11 +15,14 @@ from tests.source_files import REPOSITORY
 from tfscale import _version_check
 
 
-def _lower_bounds():
-    config = configparser.ConfigParser()
-    config.read(os.path.join(REPOSITORY, "setup.cfg"))
-    requirements = config["options"]["install_requires"].split()
-    return dict(line.split(">=") for line in requirements if ">=" in line)
+def _bounds(package):
+    """`(first version, first version that is too new)`, in all extras."""
+    with open(os.path.join(REPOSITORY, "setup.cfg")) as file:
+        found = re.findall(
+            rf"^    {package}(?:\[.*\])?>=(.*),<(.*)$", file.read(), re.M
+        )
+    (bounds,) = set(found)
+    return bounds
 
 
 class VersionCheckTest(parameterized.TestCase):
@@ -39,9 +44,35 @@ class VersionCheckTest(parameterized.TestCase):
                 _version_check.check_version(package, version)
 
     @parameterized.parameters("tensorflow", "keras")
-    def test_setup_cfg_requires_the_first_tested_version(self, package):
-        first, _ = _version_check.TESTED[package]
-        self.assertTrue(_lower_bounds()[package].startswith(first + "."))
+    def test_setup_cfg_requires_the_tested_versions(self, package):
+        first, last = _version_check.TESTED[package]
+        lower, upper = _bounds(package)
+        self.assertStartsWith(lower, first + ".")
+        major, minor = last.split(".")
+        self.assertEqual(upper, f"{major}.{int(minor) + 1}")
+
+    @parameterized.parameters("tensorflow", "keras")
+    def test_what_is_installed_is_named_as_pip_knows_it(self, package):
+        # A nightly is no `keras`, of which there is no version then.
+        name, version = _version_check.installed(package).split()
+        found = importlib.metadata.version(name)
+        self.assertEqual(version, found)
+
+    def test_a_nightly_is_named(self):
+        found = {"keras": ["keras-nightly", "keras-nightly"]}
+        with (
+            mock.patch.object(
+                importlib.metadata, "packages_distributions", lambda: found
+            ),
+            mock.patch.object(
+                importlib.metadata, "version", {"keras-nightly": "3.16.0"}.get
+            ),
+        ):
+            self.assertEqual(
+                _version_check.installed("keras"), "keras-nightly 3.16.0"
+            )
+            # Without metadata, as in an archive of sources.
+            self.assertIn("tensorflow", _version_check.installed("tensorflow"))
 
     def test_another_backend_is_refused_at_import(self):
         process = subprocess.run(

@@ -2,20 +2,20 @@
 
 Importing this module makes the checks, so `tfscale/__init__.py` imports it
 first. It is also the one place where the tested versions are declared:
-`setup.cfg` repeats the lower ends as its requirements, a test compares the two.
+`setup.cfg` repeats both ends as its requirements, a test compares the two.
 """
 
+import importlib.metadata
 import os
 import warnings
 
-# First and last minor release with which the whole test suite has passed. The
-# contracts of private names (tests/_internals) have also passed with Keras
-# 3.14.0, 3.14.1 and 3.15.0, and with TensorFlow 2.20.0 and 2.22.0rc0 (but for
-# the one of keras_hub, which needs the tensorflow-text of that release). Of
-# other minor releases users are warned; Keras 3.13.2 lacks a name: refused.
+# First and last minor release that tfscale runs on; of others users are warned.
+# The whole test suite has passed with the first ones. The last ones were not
+# released yet: what `.ci/nightly` runs has passed with keras-nightly
+# 3.16.0.dev2026102704 and tf-nightly 2.23.0.dev20261026.
 TESTED = {
-    "keras": ("3.15", "3.15"),
-    "tensorflow": ("2.21", "2.21"),
+    "keras": ("3.15", "3.16"),
+    "tensorflow": ("2.21", "2.23"),
 }
 
 
@@ -40,6 +40,19 @@ def check_version(package, version):
             f'not, install "{package}=={last}.*".',
             stacklevel=2,
         )
+
+
+def installed(package: str) -> str:
+    """The distributions that a package is of, with versions.
+
+    A nightly is another distribution than the release.
+    """
+    names = importlib.metadata.packages_distributions().get(package, ())
+    found = [
+        f"{name} {importlib.metadata.version(name)}"
+        for name in sorted({*names})
+    ]
+    return " and ".join(found) or f"{package}, which pip did not install"
 
 
 def _minor(version):

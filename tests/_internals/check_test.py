@@ -22,7 +22,13 @@ def names_in(owner):
 # Each name by turns is another one, while what relies on it is checked.
 _RENAMED = """
 import contextlib, functools, importlib, inspect, json, pathlib, re, sys, types
+import importlib.metadata
 import keras, tensorflow
+
+# It reads what is installed, which takes longer than an import.
+importlib.metadata.packages_distributions = functools.cache(
+    importlib.metadata.packages_distributions
+)
 
 def resolve(owner):
     parts = owner.split(".")
@@ -106,13 +112,22 @@ class CheckTest(parameterized.TestCase):
         lines = process.stdout.splitlines()
         self.assertLen(lines, len(ROWS), process.stderr)
         self.assertEqual(process.returncode, 0, process.stderr)
-        versions = {"keras": keras.__version__, "tensorflow": tf.__version__}
+        versions = {
+            "keras": keras.__version__,
+            "tensorflow": tf.__version__.partition("-")[0],
+        }
+        # That of a nightly has another name.
+        names = {
+            "keras": "keras(-nightly)?",
+            "keras_hub": "keras-hub(-nightly)?",
+            "tensorflow": "(tensorflow|tf-nightly|tf_nightly)",
+        }
         for (package, owner, name), line in zip(ROWS, lines, strict=True):
             with self.subTest(f"{owner}: {name}"):
                 self.assertRegex(
                     json.loads(line),
                     rf"(?s)^ImportError: tfscale relies on .* Received: .*"
-                    rf"{package} {versions.get(package, '')}.*"
+                    rf"{names[package]} {versions.get(package, '')}.*"
                     rf"`{owner}` has no `{name}` \(for: .*\)\n"
                     r'Known to work: "keras==\d.*", "tensorflow==\d.*"',
                 )

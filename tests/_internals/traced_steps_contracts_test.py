@@ -11,7 +11,7 @@ X = np.ones((4, 2), "float32")
 
 
 class TracedStepsTest(tf.test.TestCase):
-    @holds("TensorFlowTrainer._make_function", "multi_step_on_iterator")
+    @holds("Model._make_function", "one_step_on_data")
     @holds("polymorphic_function.Function", "_list_all_concrete_functions")
     @holds("FuncGraph.__init__", "_weak_variables")
     def test_a_step_knows_the_variables_that_it_uses(self):

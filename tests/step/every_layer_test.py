@@ -15,6 +15,7 @@ import pytest
 from absl.testing import parameterized
 
 from tests import same_numbers
+from tfscale._internals import releases
 
 RANDOM = np.random.RandomState(0)
 ROWS = 7
@@ -144,6 +145,8 @@ def _table():
     named["Bidirectional"] = _mixed(
         "sequence", "Bidirectional", layers.SimpleRNN(2)
     )
+    if not releases.IS_3_15:
+        named["TernaryDense"] = _mixed("row", "TernaryDense", 3)
     named["Masking"] = _recurrent("Masked", lambda: layers.GRUCell(2), 0.0)
     named["TimeDistributed"] = _mixed(
         "sequence", "TimeDistributed", layers.Dense(2)
@@ -193,6 +196,7 @@ DRAWS = (
     "SpatialDropout1D",
     "SpatialDropout2D",
     "SpatialDropout3D",
+    *(() if releases.IS_3_15 else ("Mosaic",)),
 )
 # Of other frameworks, files, strings and boxes; code that the user gives; what
 # Keras itself cannot make a model of.

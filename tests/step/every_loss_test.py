@@ -14,6 +14,7 @@ import pytest
 from absl.testing import parameterized
 
 from tests import same_numbers
+from tfscale._internals import releases
 
 RANDOM = np.random.RandomState(0)
 ROWS, CLASSES = 7, 4
@@ -47,6 +48,8 @@ LOSSES = {
     "SquaredHinge": (None, 2 * BITS - 1, {}),
     "Tversky": ("sigmoid", BITS, {"axis": -1}),
 }
+if not releases.IS_3_15:
+    LOSSES["SparseCategoricalFocalCrossentropy"] = ("softmax", LABELS, {})
 # What one device makes of the whole batch and no part of it can know.
 OTHER_BY_NATURE = {
     "Circle": "compares each row with all others of the batch",

@@ -215,14 +215,21 @@ def value_of(variable: keras.Variable) -> Any:
 def make_value_anew(variable: keras.Variable, value: Any) -> None:
     """Gives a Keras variable another variable of TensorFlow.
 
-    Keras' method for a variable without a value asks the strategy in scope.
-    The new one keeps the name of the layer and the number of the old one, by
-    which `exclude_from_weight_decay` of an optimizer knows variables.
+    The strategy in scope creates it. It keeps the name of the layer and the
+    number of the old one, by which `exclude_from_weight_decay` of an optimizer
+    knows variables.
     """
     before = variable.value
     layer = before.name.rpartition("/")[0]
     with tf.name_scope(f"{layer}/" if layer else ""):
-        variable._initialize(value)
+        variable._value = tf.Variable(
+            value,
+            dtype=variable.dtype,
+            trainable=variable.trainable,
+            name=variable.name,
+            aggregation=before.aggregation,
+            synchronization=before.synchronization,
+        )
     for component, old in zip(_components(variable.value), _components(before)):
         component._unique_id = old._unique_id
 
@@ -340,18 +347,17 @@ def choose_worker_values(values: list[Any]) -> Any:
 
 
 def step_function(function: Any) -> Any:
-    """The `tf.function` that the train or test function of a model calls.
+    """The `tf.function` of one batch, of the train or test function of a model.
 
     None of an eager model, and of a function that is not Keras'.
     """
     function = inspect.unwrap(function)
     if not inspect.isfunction(function):
         return None
-    found = inspect.getclosurevars(function).nonlocals.get(
-        "multi_step_on_iterator"
-    )
-    is_traced = isinstance(found, tf.types.experimental.PolymorphicFunction)
-    return found if is_traced else None
+    kind = tf.types.experimental.PolymorphicFunction
+    found = inspect.getclosurevars(function).nonlocals.get("one_step_on_data")
+    found = found and inspect.unwrap(found, stop=lambda f: isinstance(f, kind))
+    return found if isinstance(found, kind) else None
 
 
 def concrete_functions(function: Any) -> list[Any]:

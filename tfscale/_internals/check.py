@@ -5,7 +5,6 @@ all names are checked first, when this module is imported.
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import inspect
 import pathlib
@@ -16,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfscale import _version_check
-from tfscale._internals import hub_names
 from tfscale._internals.keras_names import KERAS
+from tfscale._internals.layers import hub_rows
 from tfscale._internals.tensorflow_names import TENSORFLOW
 
 
@@ -35,8 +34,8 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
                     yield package, owner, name, why
             elif not line.startswith("#"):
                 owner = prefix + line
-    for row in hub_names.rows():
-        yield "keras-hub", *row
+    for row in hub_rows():
+        yield "keras_hub", *row
 
 
 ROWS = list(_rows())
@@ -48,7 +47,7 @@ def check() -> None:
     if not missing:
         return
     received = ", ".join(
-        f"{package} {importlib.metadata.version(package)}"
+        _version_check.installed(package)
         for package in dict.fromkeys(package for package, *_ in missing)
     )
     names = "".join(

@@ -166,8 +166,12 @@ def element_spec_of(epochs: EpochIterator) -> Any:
             return spec._value_specs[0]
         return spec
 
-    spec = epochs._distributed_dataset.element_spec
-    return tf.nest.map_structure(of_one, spec)
+    return tf.nest.map_structure(of_one, distributed_spec_of(epochs))
+
+
+def distributed_spec_of(epochs: EpochIterator) -> Any:
+    """The data of a step for all replicas, as `tf.TypeSpec`s."""
+    return epochs._distributed_dataset.element_spec
 
 
 def validation_epochs(model: keras.Model) -> EpochIterator | None:

@@ -2,8 +2,11 @@
 
 Below the module of `keras.src`, the class or the function that has it. Of a
 function it is a name that its code uses: an attribute that a method sets, a
-key of a dict.
+key of a dict. Methods that `keras.Model` inherits are named as its own: their
+classes have other names in other releases.
 """
+
+from tfscale._internals import releases
 
 KERAS = """
 # --- who makes what, and when
@@ -34,7 +37,6 @@ layers.layer.Layer._initialize_tracker
     _non_trainable_variables: those of them that do not learn
 models.functional
     Functional: what `keras.Model(inputs, outputs)` makes
-    operation_fn: calls a layer as a model does, with `training`
 models.functional.Functional
     call: a subclass that overrides it is none that can be read
     _standardize_inputs: what a user feeds, one tensor per input
@@ -51,7 +53,7 @@ ops.symbolic_arguments.SymbolicArguments
     fill_in: the arguments of a call with others in their places
 models.sequential.Sequential._maybe_rebuild
     _functional: the functional model inside, whose layers are cut
-backend
+backend.common.masking
     get_keras_mask, set_keras_mask: of a tensor, which a stage passes on
 saving.keras_saveable.KerasSaveable
     _obj_type: a pipeline is saved as the model inside would be
@@ -60,31 +62,32 @@ backend.common.variables.Variable.__init__
     _value: how a variable is sharded, also where tensors stand for it
 backend.common.variables.Variable
     _maybe_autocast: a shard in the dtype to compute with
-backend.tensorflow.core.Variable
-    _initialize: makes the value of a variable anew, on another device
 # --- training
-trainers.trainer.Trainer.compile
+models.model.Model.compile
     _compile_config: a compiled model that is wrapped stays compiled
     _compile_loss: the losses of a batch out of those of microbatches
     _compile_metrics: whether something is left to build
     _loss_tracker: the loss that `fit` prints
-trainers.trainer.Trainer
+models.model.Model.compute_loss
+    _aggregate_additional_loss: without the scale for replicas
+models.model.Model.fit
     _assert_compile_called: the error of Keras, in `timelines`
+    _eval_epoch_iterator: the epochs over the validation data
+    _initial_epoch: the epoch that a run goes on with
+    _maybe_symbolic_build: left out if all is built; looks at a batch
+models.model.Model._maybe_symbolic_build
     _symbolic_build: builds metrics and losses for `timelines`
+models.model.Model._make_function
+    one_step_on_data: the function that a step is traced to
+models.model.Model.make_predict_function
+    one_step_on_data: what replicas run to predict, and its model
+models.model.Model.distribute_strategy
+    _distribute_strategy: under one, Keras draws a batch to build
 metrics.reduction_metrics.MeanMetricWrapper.__init__
     _fn: what a function of a part of a batch returns counts by rows
     _fn_kwargs: its arguments
 trainers.trainer
     model_supports_jit: Keras' rule for XLA, by which stages go
-backend.tensorflow.trainer.TensorFlowTrainer
-    _aggregate_additional_loss: without the scale for replicas
-    _maybe_symbolic_build: left out if all is built; looks at a batch
-backend.tensorflow.trainer.TensorFlowTrainer.make_predict_function
-    one_step_on_data: what replicas run to predict, and its model
-backend.tensorflow.trainer.TensorFlowTrainer._make_function
-    multi_step_on_iterator: the function that a step is traced to
-backend.tensorflow.trainer.TensorFlowTrainer.__init__
-    _distribute_strategy: under one, Keras draws a batch to build
 trainers.compile_utils.CompileLoss.build
     _flat_losses: which target and weight go with which loss
 losses.loss
@@ -177,9 +180,6 @@ trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter.__init__
     _dataset: the dataset that a user gave to `fit`
 trainers.data_adapters.array_data_adapter.ArrayDataAdapter.__init__
     _shuffle: without a seed a run cannot go on with the same data
-backend.tensorflow.trainer.TensorFlowTrainer.fit
-    _initial_epoch: the epoch that a run goes on with
-    _eval_epoch_iterator: the epochs over the validation data
 random.seed_generator
     GLOBAL_SEED_GENERATOR: whether it is there, which it is once used
     global_seed_generator: its state is one of a run
@@ -196,3 +196,4 @@ callbacks.tensorboard.TensorBoard.__init__
     _global_train_batch, _global_test_batch: kept in a backup
     _previous_epoch_iterations: kept in a backup
 """
+KERAS += releases.KERAS

@@ -5,15 +5,14 @@ Each is listed in the tables beside, with why.
 
 # ruff: noqa: F401
 
-from keras.src.backend import get_keras_mask
-from keras.src.backend import set_keras_mask
 from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.losses.loss import apply_mask
 from keras.src.models.functional import Functional
-from keras.src.models.functional import operation_fn
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.data_adapters.data_adapter_utils import (

@@ -1,10 +1,17 @@
-"""A `tf.function` that a call traces and does not run."""
+"""Steps that are traced before a batch is there, for any number of rows."""
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
 from tfscale._internals import in_place
+from tfscale._internals import releases
 
 
 class _Traced(BaseException):
@@ -25,12 +32,45 @@ class TracedFunction(in_place.Mixin):
         raise _Traced
 
 
-@contextlib.contextmanager
-def only_traced(function: Any) -> Iterator[None]:
-    """Within it the first call traces a function, and ends the block."""
-    in_place.put(function, TracedFunction, is_only_traced=True)
+def trace(function: Callable[[Any], Any], element_spec: Any) -> None:
+    """Traces the step of a train or test function, and does not run it.
+
+    Args:
+        function: What Keras calls with an iterator.
+        element_spec: The spec of a batch, as `tf.data.Dataset.element_spec`.
+    """
+    step = attributes.step_function(function)
+    if step is None:
+        return
+
+    def without_optional(spec):
+        return None if isinstance(spec, tf.OptionalSpec) else spec
+
+    batch = keras.tree.map_structure(without_optional, element_spec)
+    in_place.put(step, TracedFunction, is_only_traced=True)
     try:
         with contextlib.suppress(_Traced):
-            yield
+            # No iterator of tf.data, from which Keras would take a batch.
+            function(itertools.repeat(batch))
     finally:
-        function.is_only_traced = False
+        step.is_only_traced = False
+
+
+def for_any_rows(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A train or test function that is traced once, for any number of rows.
+
+    Keras does so until 3.15. Later it gives a step its batch, and a last batch
+    of fewer rows is traced once more.
+    """
+    step = attributes.step_function(function)
+    if releases.TRACES_ITERATORS or step is None:
+        return function
+
+    @functools.wraps(function)
+    def call(iterator):
+        spec = getattr(iterator, "element_spec", None)
+        if spec is not None and not attributes.concrete_functions(step):
+            trace(function, spec)
+        return function(iterator)
+
+    return call

@@ -4,13 +4,13 @@ Each name is listed in `keras_names`, with why.
 """
 
 import itertools
-import random
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import in_place
+from tfscale._internals import releases
 from tfscale._internals.fitting import probing_model
 from tfscale._internals.instances import view
 from tfscale._internals.symbols import NUM_BATCHES_KEPT
@@ -60,12 +60,12 @@ class _Ordered(in_place.Mixin):
     order: list[int] | None
     next_order: list[int] | None
 
-    def draw_order(self) -> None:
+    def draw_order(self, epoch: int | None) -> None:
         """Draws an order as Keras does, or uses the order that was set."""
         self.order, self.next_order = self.next_order, None
         if self.order is None:
             order = list(range(self.py_dataset.num_batches))
-            random.shuffle(order)
+            releases.shuffle_batches(order, epoch)
             self.order = order
 
 
@@ -73,7 +73,7 @@ class _OrderedAdapter(_Ordered):
     """For a `PyDataset` without workers, which shuffles at the first batch."""
 
     def _finite_generator(self):
-        self.draw_order()
+        self.draw_order(releases.epoch_of_order(self))
         for index in self.order:
             yield self._standardize_batch(self.py_dataset[index])
 
@@ -81,10 +81,10 @@ class _OrderedAdapter(_Ordered):
 class _OrderedEnqueuer(_Ordered):
     """For the workers' enqueuer: it shuffles before they start."""
 
-    def start(self):
+    def start(self, *epoch):
         if not self.is_running():
-            self.draw_order()
-        super().start()
+            self.draw_order(*epoch or (None,))
+        super().start(*epoch)
 
     @property
     def indices(self):
@@ -109,6 +109,18 @@ def keep_order(epochs: EpochIterator) -> None:
         shuffling, mixin = adapter.enqueuer, _OrderedEnqueuer
         shuffling.shuffle = False
     in_place.put(shuffling, mixin, order=None, next_order=None)
+
+
+def epoch_of_order(epochs: EpochIterator) -> int | None:
+    """The number by which Keras shuffles the next epoch of a `PyDataset`."""
+    if _ordered(epochs) is None:
+        return None
+    return releases.epoch_of_order(epochs.data_adapter)
+
+
+def set_epoch_of_order(epochs: EpochIterator, epoch: int | None) -> None:
+    """Has epochs go on with a result of `epoch_of_order`."""
+    releases.set_epoch_of_order(epochs.data_adapter, epoch)
 
 
 def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:

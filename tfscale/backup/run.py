@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale.adapters.epochs import watch
+from tfscale.adapters.function import trace
 from tfscale.backup import identity
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.exactness import warn_of_shared
@@ -254,7 +255,7 @@ class Run:
     def between_steps(self, step: int, iterator: Any) -> None:
         """See `Watcher`; saves if a save is due, or ends the run."""
         if self._not_created is not None:
-            self._restore_created(iterator)
+            self._restore_created()
         self._report.step_is_over(is_last=step == 0)
         self._writer.check()
         is_due = self.schedule.is_due(is_first=step == 0)
@@ -350,10 +351,11 @@ class Run:
         random_states.set_random_states(state["random"])
         self._data.set_order(state.get("order"))
 
-    def _restore_created(self, iterator):
+    def _restore_created(self):
         """Restores variables that exist once the step has been traced."""
         (backup, keys), self._not_created = self._not_created, None
-        traced_step.trace(self.model, iterator)
+        spec = fitting.distributed_spec_of(self._epochs)
+        trace(self.model.train_function, spec)
         entries, workers = variables.variables_of(self.model), self.workers
         entries = [entry for entry in entries if entry.key in keys]
         variables.restore(entries, backup, workers.index, workers.count)

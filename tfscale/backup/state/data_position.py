@@ -138,6 +138,7 @@ class DataPosition:
             "made": self._num_made,
             "drawn": self._num_earlier + self._num_drawn,
             "known": fitting.known_batches(self._epochs),
+            "epoch_of_order": py_dataset.epoch_of_order(self._epochs),
             "starts": [*map(list, self._starts)],
         }
         # An iterator that is not read yet is that of the next validation.
@@ -181,6 +182,7 @@ class DataPosition:
                 whole = -(-int(self._pipeline.cardinality()) // size)
                 return (whole - -(-self._pipeline.batches_left // size)) * size
         drawn = self._drawn_of_this_size(state)
+        py_dataset.set_epoch_of_order(self._epochs, state.get("epoch_of_order"))
         self._make_again(state, state["made"] - 1, state["starts"])
         if self._has_endless_epochs:
             self._go_on(drawn - step)

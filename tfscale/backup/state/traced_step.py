@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.adapters.function import only_traced
 
 # Variables of callbacks, which save their own state.
 _OF_TFSCALE = "tfscale/"
@@ -59,16 +58,6 @@ def captured_variables(
         if not name.startswith(_OF_TFSCALE):
             number = counts[name] = counts.get(name, -1) + 1
             yield f"captured/{name}/{number}", variable
-
-
-def trace(model: keras.Model, iterator: Any) -> None:
-    """Traces the step as a call with this iterator would; does not run it."""
-    function = attributes.step_function(model.train_function)
-    kinds = (tf.data.Iterator, tf.distribute.DistributedIterator)
-    if function is None or not isinstance(iterator, kinds):
-        return
-    with only_traced(function):
-        model.train_function(iterator)
 
 
 def warn_of_unsaved_variables(model: keras.Model, known: set[int]) -> None:

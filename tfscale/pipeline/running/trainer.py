@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import instances
+from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
@@ -213,20 +214,20 @@ class PipelineTrainer(WrappedModel):
         """See `keras.Model`; the function is run without Grappler."""
         self._follow_variables()
         super().make_train_function(force)
-        if self._plan.schedule.has_updates and not getattr(
-            self.train_function, "is_outermost", False
-        ):
-            self.train_function = window.in_windows(
-                self.train_function, self.steps_per_execution
+        if self._plan.schedule.has_updates:
+            drawing: Callable = functools.partial(
+                window.in_windows, size=self.steps_per_execution
             )
-        self.train_function = self._outermost(self.train_function)
+        else:
+            drawing = for_any_rows
+        self.train_function = self._outermost(self.train_function, drawing)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         self._follow_variables()
         super().make_test_function(force)
-        self.test_function = self._outermost(self.test_function)
+        self.test_function = self._outermost(self.test_function, for_any_rows)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
@@ -248,12 +249,16 @@ class PipelineTrainer(WrappedModel):
         if not all(each is None or each.built for each in trackers):
             super()._maybe_symbolic_build(iterator, data_batch)
 
-    def _outermost(self, function):
+    def _outermost(self, function, drawing=lambda function: function):
+        if getattr(function, "is_outermost", False):
+            return function
         # Without Grappler TensorFlow makes clusters of operations of several
         # devices, which are an error.
         options = xla_clusters.clusters if self._has_clusters else no_grappler
         return outermost(
-            function, lambda: failures.explained(self._plan.stages), options
+            drawing(function),
+            lambda: failures.explained(self._plan.stages),
+            options,
         )
 
     def _check_built(self):

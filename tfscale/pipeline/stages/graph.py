@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale._internals.releases import called_in_model
 from tfscale.tensor_parallel.layouts.projections import functional_of
 
 
@@ -68,7 +69,7 @@ class Call:
     def run(self, tensors: dict[Value, Any], training: bool) -> None:
         """Calls the layer on `tensors` and adds what it returns to them."""
         args, kwargs = self.filled(tensors.__getitem__)
-        call = symbols.operation_fn(self.operation, training=training)
+        call = called_in_model(self.operation, training)
         results = keras.tree.flatten(call(*args, **kwargs))
         tensors.update(zip(self.outputs, results))
 

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
+from tfscale._internals.releases import called_in_model
 from tfscale.graphs import flops
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.pipeline.stages.graph import Graph
@@ -130,7 +130,7 @@ def _used_variables(call, graph):
     args, kwargs = _described(call, graph)
     scope = NotingScope()
     for training in (False, True):
-        operation = symbols.operation_fn(call.operation, training=training)
+        operation = called_in_model(call.operation, training)
         flops.trace_call(operation, args, kwargs, scope)
     return scope.read
 

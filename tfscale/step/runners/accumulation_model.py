@@ -5,6 +5,7 @@ import functools
 
 import keras
 
+from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.mirrored_strategy import adapt_strategy
 from tfscale.adapters.model import adapt_accumulated_model
@@ -36,7 +37,8 @@ class Accumulation:
         self.plain = model.train_function
         with self._running(model):
             model.make_train_function(force=True)
-        function, model.train_function = model.train_function, self.plain
+        function = for_any_rows(model.train_function)
+        model.train_function = self.plain
 
         @functools.wraps(function)
         def run(iterator):
