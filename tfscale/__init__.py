@@ -11,10 +11,10 @@ from tfscale import schedules
 from tfscale._version import __version__
 from tfscale.backup.export import export_backup
 from tfscale.cluster.initialize import initialize
+from tfscale.cluster.virtual_devices import use_virtual_devices
 from tfscale.mesh.device_mesh import device_mesh
 from tfscale.mesh.gradient_sums import sum_gradients
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.mesh.virtual_devices import use_virtual_devices
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel

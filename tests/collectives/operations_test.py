@@ -14,10 +14,10 @@ from tfscale import collectives
 from tfscale.collectives import links
 from tfscale.collectives import nccl
 from tfscale.collectives import operations
+from tfscale.collectives import rank_collectives as ranks
 from tfscale.collectives import replica_collectives
 from tfscale.collectives.planning import choosing
 from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.tensor_parallel import collectives as ranks
 
 
 def on_devices(x, device="CPU"):

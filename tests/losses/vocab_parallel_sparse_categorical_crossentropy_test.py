@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tfscale._internals import symbols
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
 
 # No other dim of the models below has this size or a multiple of it.
 VOCABULARY = 84
@@ -57,17 +57,17 @@ def on_ranks(num_ranks, loss, labels, logits):
     @tf.function(autograph=False)
     def run():
         def replica():
-            part = collectives.local_shard(tf.constant(logits), 2)
+            part = rank_collectives.local_shard(tf.constant(logits), 2)
             with tf.GradientTape() as tape:
                 tape.watch(part)
-                whole = collectives.gather_from_ranks(part, 2)
+                whole = rank_collectives.gather_from_ranks(part, 2)
                 value = loss(labels, whole)
                 total = 3.0 * tf.reduce_sum(value)
             slopes = tape.gradient(total, part)
             # What the first rank has is what comes back.
             return (
-                collectives.concat_over_ranks(value[tf.newaxis], 0),
-                collectives.concat_over_ranks(slopes, 2),
+                rank_collectives.concat_over_ranks(value[tf.newaxis], 0),
+                rank_collectives.concat_over_ranks(slopes, 2),
             )
 
         return strategy.run(replica)
@@ -138,11 +138,11 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
             def replica():
                 slopes = slopes_of_penalty(
                     Loss(),
-                    collectives.local_shard(tf.constant(logits), 2),
-                    lambda part: collectives.gather_from_ranks(part, 2),
-                    collectives.reduce_from_ranks,
+                    rank_collectives.local_shard(tf.constant(logits), 2),
+                    lambda part: rank_collectives.gather_from_ranks(part, 2),
+                    rank_collectives.reduce_from_ranks,
                 )
-                return collectives.concat_over_ranks(slopes, 2)
+                return rank_collectives.concat_over_ranks(slopes, 2)
 
             return strategy.run(replica)
 

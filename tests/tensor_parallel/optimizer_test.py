@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
 
 RANDOM = np.random.RandomState(0)
 DATA = dict(
@@ -114,7 +114,7 @@ class OptimizerTest(tf.test.TestCase, parameterized.TestCase):
             @tf.function(autograph=False)
             def apply():
                 parts = [
-                    collectives.local_shard(g, v.value.sharding.model_dim)
+                    rank_collectives.local_shard(g, v.value.sharding.model_dim)
                     if v.value.sharding.is_sharded
                     else g
                     for g, v in zip(

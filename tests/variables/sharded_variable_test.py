@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
 from tfscale.variables.sharded_variable import ShardedVariable
 
 LAYOUT = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
@@ -85,7 +85,7 @@ class ShardedVariableTest(tf.test.TestCase, parameterized.TestCase):
 
         @tf.function(autograph=False)
         def read():
-            with collectives.local_shards():
+            with rank_collectives.local_shards():
                 part = tf.convert_to_tensor(kernel)
                 self.assertEqual(kernel.value.shape, (12, 12))
             whole = [
@@ -140,8 +140,8 @@ class ShardedVariableTest(tf.test.TestCase, parameterized.TestCase):
 
         @tf.function(autograph=False)
         def step():
-            with collectives.local_shards():
-                rank = tf.cast(collectives.rank(), "float32")
+            with rank_collectives.local_shards():
+                rank = tf.cast(rank_collectives.rank(), "float32")
                 kernel.value.assign(tf.fill((12, 12), rank))
 
         strategy.run(step)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import instances
-from tfscale.step import step_context
+from tfscale.context import step_context
 
 
 class MeshLayer(in_place.Mixin):

@@ -7,7 +7,7 @@ from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import layers
 from tfscale._internals import symbols
-from tfscale.step import step_context
+from tfscale.context import step_context
 from tfscale.step.checks import metric_trial
 
 

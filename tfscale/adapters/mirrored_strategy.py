@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfscale._internals import in_place
 from tfscale._internals import symbols
+from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
-from tfscale.step import step_context
 
 
 class CountedMirrored(in_place.Mixin):

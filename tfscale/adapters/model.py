@@ -7,7 +7,7 @@ import keras
 
 from tfscale._internals import in_place
 from tfscale.adapters.layer import MeshLayer
-from tfscale.step import step_context
+from tfscale.context import step_context
 
 
 class MeshModel(MeshLayer):

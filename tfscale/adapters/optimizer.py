@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from tfscale._internals import in_place
 from tfscale._internals import instances
+from tfscale.context import step_context
 from tfscale.optimizers.lars import LARS
-from tfscale.step import step_context
 
 # The `MeshUpdate` of each optimizer of a mesh. It is no attribute: Keras
 # compares those in copies.

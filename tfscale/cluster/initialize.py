@@ -20,7 +20,7 @@ from tfscale.cluster.coordinator import serve_with_parameters
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.liveness.failure_detector import FailureDetector
 from tfscale.cluster.preflight import preflight
-from tfscale.mesh.virtual_devices import use_virtual_devices
+from tfscale.cluster.virtual_devices import use_virtual_devices
 
 # Set by the launcher for workers without accelerators.
 _VIRTUAL_DEVICES = "TFSCALE_VIRTUAL_DEVICES"

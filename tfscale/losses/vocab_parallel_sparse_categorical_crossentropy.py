@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
@@ -97,12 +97,12 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
             labels = tf.squeeze(labels, axis=-1)
         labels = tf.cast(labels, tf.int64)
         # Not while building, when there are no shapes to speak of.
-        found = collectives.shard_before_gather(y_pred)
+        found = rank_collectives.shard_before_gather(y_pred)
         is_sharded = found is not None and found[1] == y_pred.shape.rank - 1
         logits = found[0] if is_sharded else y_pred
         size = logits.shape[-1]
-        first = size * collectives.rank() if is_sharded else 0
-        total = size * collectives.num_ranks() if is_sharded else size
+        first = size * rank_collectives.rank() if is_sharded else 0
+        total = size * rank_collectives.num_ranks() if is_sharded else size
         valid = None
         if self.ignore_class is not None:
             valid = tf.not_equal(labels, self.ignore_class)
@@ -113,8 +113,12 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
             first=first,
             total=total,
             smoothing=self.label_smoothing,
-            add_up=collectives.total_over_ranks if is_sharded else tf.identity,
-            largest=collectives.max_over_ranks if is_sharded else tf.identity,
+            add_up=rank_collectives.total_over_ranks
+            if is_sharded
+            else tf.identity,
+            largest=rank_collectives.max_over_ranks
+            if is_sharded
+            else tf.identity,
         )
         losses = tf.reshape(losses, tf.shape(labels))
         losses.set_shape(labels.shape)

@@ -17,6 +17,8 @@ from tfscale.collectives.reducer import is_of_threads
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
 from tfscale.collectives.workers import check_one_process
+from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.graphs import xla_clusters
 from tfscale.mesh.inputs.mesh_inputs import MeshInputs
 from tfscale.mesh.mesh_config import MeshConfig
@@ -27,10 +29,8 @@ from tfscale.mesh.replica_checks import check
 from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.mesh.replica_checks import prepare
 from tfscale.optimizers.update import mixed_update
-from tfscale.step import step_context
 from tfscale.step.packed_logs import PackedLogs
 from tfscale.step.runners import whole
-from tfscale.tensor_parallel import rank_state
 from tfscale.variables import zero
 from tfscale.variables.variable_creator import VariableCreator
 

@@ -22,11 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.collectives import rank_collectives
+from tfscale.context import step_context
 from tfscale.fit.fit import Fit
 from tfscale.optimizers.update.clipping import is_sharded
 from tfscale.optimizers.update.clipping import squares
-from tfscale.step import step_context
-from tfscale.tensor_parallel import collectives
 
 
 class GradientNoise:
@@ -127,4 +127,4 @@ def _over_ranks(local_squares, gradients, variables):
         return tf.reduce_sum(local_squares)
     shards = tf.reduce_sum(tf.boolean_mask(local_squares, sharded))
     rest = tf.reduce_sum(tf.boolean_mask(local_squares, ~sharded))
-    return collectives.sum_over_ranks(shards) + rest
+    return rank_collectives.sum_over_ranks(shards) + rest

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
+from tfscale.context import step_context
 from tfscale.mesh import gradient_reduction
 from tfscale.mesh.extended import MeshExtended
-from tfscale.step import step_context
 from tfscale.step.checks import changed_gradients
-from tfscale.tensor_parallel import collectives
 
 
 def sum_gradients(
@@ -130,5 +130,7 @@ def _whole(sums, variables, extended):
         sums[i] = whole
     for i, sharding in enumerate(shardings):
         if sums[i] is not None and sharding.model_dim is not None:
-            sums[i] = collectives.concat_over_ranks(sums[i], sharding.model_dim)
+            sums[i] = rank_collectives.concat_over_ranks(
+                sums[i], sharding.model_dim
+            )
     return sums

@@ -17,10 +17,10 @@ from tfscale._internals import symbols
 from tfscale.adapters.mirrored_strategy import adapt_replica_context
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
+from tfscale.context import rank_state
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 

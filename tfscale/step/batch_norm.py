@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfscale.step import step_context
+from tfscale.context import step_context
 from tfscale.tensor_parallel.rules import rules
 
 

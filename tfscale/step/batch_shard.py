@@ -28,9 +28,9 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
 from tfscale.step import losses
-from tfscale.step import step_context
 from tfscale.step.checks import across_rows
 from tfscale.step.checks import layer_state
 from tfscale.step.checks import loss_trial

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale._internals import symbols
-from tfscale.step import step_context
+from tfscale.context import step_context
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 

@@ -20,11 +20,11 @@ import keras
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.context import rank_state
 from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_seeds
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.propagation import propagation
 from tfscale.tensor_parallel.rules import sharded_call

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.context import rank_state
 from tfscale.tensor_parallel import rank_seeds
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation.graph_facts import Edge

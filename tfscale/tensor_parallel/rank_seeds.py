@@ -23,9 +23,9 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.seed_generator import adapt_generator
-from tfscale.step import step_context
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rank_state
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
@@ -54,7 +54,7 @@ def _seed_here(generator, seed):
     if step_context.current().update is not None:
         return seed  # all replicas make the same update
     seed = _of_replica(seed)
-    if collectives.num_ranks() == 1:
+    if rank_collectives.num_ranks() == 1:
         return seed
     plan = sequence.current()
     is_sharded = (
@@ -62,7 +62,7 @@ def _seed_here(generator, seed):
         or (plan is not None and id(generator.state) in plan.sharded_generators)
         or generator.is_for_shard()
     )
-    return _with(collectives.rank(), seed) if is_sharded else seed
+    return _with(rank_collectives.rank(), seed) if is_sharded else seed
 
 
 class GlobalSeeds:

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfscale.step import step_context
+from tfscale.context import step_context
 from tfscale.variables.of_variable import value_of
 from tfscale.variables.sharding import Sharding
 

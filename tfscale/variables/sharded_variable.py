@@ -4,9 +4,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rank_state
+from tfscale.context import rank_state
 from tfscale.variables import weight_gather
 from tfscale.variables.sharding import Sharding
 from tfscale.variables.shards import shard
@@ -27,8 +27,8 @@ class ShardedVariable(MeshVariable):
 
     It reads as the whole value: outside of replicas the shards are
     concatenated, inside they are gathered, and an assigned value is sharded.
-    Within `collectives.local_shards` a slot is the component's shard, and a
-    weight is the shard of the rank, gathered over the replicas. Where a
+    Within `rank_collectives.local_shards` a slot is the component's shard, and
+    a weight is the shard of the rank, gathered over the replicas. Where a
     strategy updates components, both are the component's shard.
     """
 
@@ -83,7 +83,7 @@ class ShardedVariable(MeshVariable):
         if self._is_divided_weight():
             extended = self.distribute_strategy.extended
             return extended.optimizer_states.reads_local_shards
-        return collectives.reads_shards()
+        return rank_collectives.reads_shards()
 
     def _is_divided_weight(self):
         """Whether the replicas divide it, and layers use it."""
@@ -92,7 +92,7 @@ class ShardedVariable(MeshVariable):
     def _is_shard_of_rank(self):
         return (
             self._is_divided_weight()
-            and collectives.reads_shards()
+            and rank_collectives.reads_shards()
             and self._is_in_replica()
         )
 
@@ -102,12 +102,12 @@ class ShardedVariable(MeshVariable):
         if self._is_in_replica():
             # Threads exchange values outside of loops and branches only.
             with (
-                collectives.graph_of_collectives(),
+                rank_collectives.graph_of_collectives(),
                 rank_state.within(gradients_are_partial=False),
             ):
                 value = self._gathered()
             if self.trainable:
-                value = collectives.as_used(value)
+                value = rank_collectives.as_used(value)
         else:
             value = self._whole()
         return value if dtype is None else tf.cast(value, dtype)
@@ -128,7 +128,9 @@ class ShardedVariable(MeshVariable):
                     [value], [sharding.data_dim]
                 )
         if sharding.model_dim is not None and not self._is_shard_of_rank():
-            value = collectives.gather_from_ranks(value, sharding.model_dim)
+            value = rank_collectives.gather_from_ranks(
+                value, sharding.model_dim
+            )
         return value
 
     def __array__(self, dtype=None):

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.collectives import operations
-from tfscale.step import step_context
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
+from tfscale.context import step_context
 from tfscale.variables.sharding import Sharding
 
 
@@ -107,7 +107,7 @@ class MeshVariable(_Common, symbols.MirroredVariable):
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
         if self.trainable and not tf.distribute.in_cross_replica_context():
-            return collectives.as_used(_with_dense_gradient(value))
+            return rank_collectives.as_used(_with_dense_gradient(value))
         return value
 
     def _update_replica(self, update_fn, value, **kwargs):

@@ -32,7 +32,7 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.collectives import replica_collectives
-from tfscale.step import step_context
+from tfscale.context import step_context
 from tfscale.variables.local_shard import LocalShard
 from tfscale.variables.of_variable import is_overwritten
 from tfscale.variables.of_variable import sharding_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.step import step_context
+from tfscale.context import step_context
 
 
 def load_all_or_nothing(

@@ -6,8 +6,8 @@ shards, whose squares have to be summed first.
 
 import tensorflow as tf
 
+from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
-from tfscale.tensor_parallel import collectives
 from tfscale.variables.of_variable import is_overwritten
 from tfscale.variables.of_variable import sharding_of
 
@@ -76,7 +76,7 @@ def squares(tensors, variables, extended) -> list[tf.Tensor]:
         found.append(square)
     for indices, add_up in (
         (parted, replica_collectives.sum_over_replicas),
-        (sharded, collectives.sum_over_ranks),
+        (sharded, rank_collectives.sum_over_ranks),
     ):
         if indices:
             total = add_up(tf.stack([found[i] for i in indices]))

@@ -10,15 +10,15 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
+from tfscale.context import step_context
 from tfscale.mesh import device_grid
 from tfscale.mesh import gradient_reduction
 from tfscale.optimizers.lars import has_ratio
 from tfscale.optimizers.update import clipping
 from tfscale.optimizers.update import optimizer_checks
-from tfscale.step import step_context
 from tfscale.step.checks import changed_gradients
-from tfscale.tensor_parallel import collectives
 
 
 class MeshUpdate:
@@ -133,7 +133,10 @@ class MeshUpdate:
     @contextlib.contextmanager
     def reading_shards(self):
         """Within it, variables are this rank's and replica's shards."""
-        with collectives.local_shards(), self.states.reading_local_shards():
+        with (
+            rank_collectives.local_shards(),
+            self.states.reading_local_shards(),
+        ):
             yield
 
     def holds_everywhere(self, fact: tf.Tensor) -> tf.Tensor:
@@ -141,7 +144,7 @@ class MeshUpdate:
         fails = tf.cast(tf.logical_not(fact), tf.float32)
         if self.states.are_sharded:
             fails = replica_collectives.sum_over_replicas(fails)
-        return tf.equal(collectives.sum_over_ranks(fails), 0.0)
+        return tf.equal(rank_collectives.sum_over_ranks(fails), 0.0)
 
     def whole_norms(self, grads, variables) -> list[tuple[Any, ...]]:
         """Variables with norms of their whole weights and gradients."""
@@ -167,7 +170,7 @@ class MeshUpdate:
 
     def move_averages(self, variables, averages, momentum) -> None:
         """Moves averages of variables, each on its own shard."""
-        with collectives.local_shards():
+        with rank_collectives.local_shards():
             for variable, average in zip(variables, averages):
                 if average is None:
                     continue

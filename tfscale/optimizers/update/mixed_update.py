@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.step import step_context
+from tfscale.context import step_context
 from tfscale.variables import zero
 from tfscale.variables.local_shard import shard_key
 from tfscale.variables.variable import MeshVariable

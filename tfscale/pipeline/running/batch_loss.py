@@ -4,11 +4,11 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfscale.context import step_context
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
 from tfscale.step import losses
-from tfscale.step import step_context
 from tfscale.step.batch_shard import BatchShard
 
 

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.collectives import rank_collectives
 from tfscale.mesh.gradient_reduction import sum_over_replicas
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.running.batch_loss import BatchLoss
@@ -25,7 +26,6 @@ from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
 from tfscale.step import batch_norm
 from tfscale.step.microbatches import Microbatches
-from tfscale.tensor_parallel import collectives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PipelineStep:
     def __post_init__(self):
         # The number of the replica among those of this worker.
         self._replica, rank = self.strategy.extended.replica_and_rank()
-        self._num_ranks = collectives.num_ranks()
+        self._num_ranks = rank_collectives.num_ranks()
         self._index = self._replica * self._num_ranks + rank
         self._context = tf.distribute.get_replica_context()
         grid = self.strategy.device_grid[self._replica]
@@ -277,7 +277,9 @@ class PipelineStep:
         for value, known in zip(graph.outputs, graph.functional.outputs):
             output, mask = join(keys.Activation(value)), join(keys.Mask(value))
             if value in gathered:
-                output = collectives.gather_from_ranks(output, gathered[value])
+                output = rank_collectives.gather_from_ranks(
+                    output, gathered[value]
+                )
             # Stages of any number of rows do not know all sizes. Those that
             # Keras leaves open are the plan's, which takes a length.
             sizes = graph.specs[value].shape

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.collectives import rank_collectives
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages import microbatch_warnings
 from tfscale.pipeline.stages.plan import PipelinePlan
@@ -17,7 +18,6 @@ from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.pipeline.tracing.stage_losses import Targets
-from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
@@ -71,14 +71,14 @@ class Programs:
             if kind not in self.of_kinds:
                 self.of_kinds[kind] = self._trace(inputs, targets, training)
 
-        if collectives.num_ranks() == 1:
+        if rank_collectives.num_ranks() == 1:
             trace_kind()
         else:
             # Ranks are traced by the thread that runs them. They meet also if
             # this kind is known: that of another replica may be new.
             context = tf.distribute.get_replica_context()
             context.merge_call(_call_all, args=(trace_kind,))
-        return self.of_kinds[kind][collectives.rank()]
+        return self.of_kinds[kind][rank_collectives.rank()]
 
     def _trace(self, inputs, targets, training):
         plan, schedule = self.plan, self.plan.schedule

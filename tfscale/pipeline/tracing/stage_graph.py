@@ -7,6 +7,9 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import failures
@@ -16,10 +19,7 @@ from tfscale.pipeline.tracing.stage_losses import Targets
 from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.step import batch_norm
 from tfscale.step import losses
-from tfscale.step import step_context
 from tfscale.step.checks import layer_state
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rank_state
 from tfscale.variables.of_variable import is_overwritten
 
 
@@ -180,7 +180,7 @@ class StageGraph:
             self.forward[keys.Mask(value)] = tf.identity(mask)
         if self.targets is not None:
             # Whether anybody but the loss wants it whole is not known yet.
-            shard = collectives.shard_before_gather(tensor)
+            shard = rank_collectives.shard_before_gather(tensor)
             if shard is not None:
                 tensor, self.gathered[value] = shard
         # An output may be an input: never the same tensor.

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import instances
+from tfscale.context import step_context
 from tfscale.pipeline.tracing import keys
 from tfscale.step import losses
-from tfscale.step import step_context
 from tfscale.step.batch_shard import BatchShard
 from tfscale.step.checks import loss_trial
 

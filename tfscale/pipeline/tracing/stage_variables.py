@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import keys
 from tfscale.step import losses
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rank_state
 from tfscale.variables.of_variable import sharding_of
 
 
@@ -43,7 +43,7 @@ class StageVariables(keras.StatelessScope):
             dim = _shard_dim(variable)
             if dim is not None:
                 self._shards[id(variable)] = value
-                value = collectives.gather_from_ranks(value, dim)
+                value = rank_collectives.gather_from_ranks(value, dim)
             self._wholes.append((variable, value))
         self._given_shards = dict(self._shards)
         self._argument = argument
@@ -77,7 +77,7 @@ class StageVariables(keras.StatelessScope):
                 made[key] = shard
             elif value is not before:
                 if (dim := _shard_dim(variable)) is not None:
-                    value = collectives.local_shard(value, dim)
+                    value = rank_collectives.local_shard(value, dim)
                 made[key] = value
                 if variable.synchronization == "on_read":
                     # A metric; not of a row that counts nothing.
@@ -92,7 +92,7 @@ class StageVariables(keras.StatelessScope):
         if not variable.trainable:
             return value
         if value is not None:
-            return collectives.as_used(value)
+            return rank_collectives.as_used(value)
         if id(variable) in self._numbers:
             raise ValueError(
                 "A layer or loss may use only variables of its own stage. "
@@ -146,6 +146,6 @@ class StageVariables(keras.StatelessScope):
 
 
 def _shard_dim(variable):
-    if collectives.num_ranks() == 1:
+    if rank_collectives.num_ranks() == 1:
         return None
     return sharding_of(variable).model_dim

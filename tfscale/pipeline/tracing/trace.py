@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.context import rank_state
 from tfscale.graphs import xla_clusters
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages.graph import Value
@@ -32,7 +33,6 @@ from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.pipeline.tracing.stage_losses import Targets
 from tfscale.step import losses
 from tfscale.step.checks import across_rows
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 

@@ -20,12 +20,12 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.context import step_context
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.mesh.gradient_noise import squared_norms
 from tfscale.step import batch_norm
 from tfscale.step import losses
-from tfscale.step import step_context
 from tfscale.step.batch_shard import BatchShard
 from tfscale.step.checks import changed_gradients
 from tfscale.step.checks import layer_state

@@ -13,8 +13,8 @@ from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.loss import adapt_losses
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import adapt_model
+from tfscale.context import step_context
 from tfscale.step import batch_norm
-from tfscale.step import step_context
 from tfscale.step.batch_shard import BatchShard
 from tfscale.step.checks import across_rows
 from tfscale.step.checks import changed_gradients

@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from tfscale._internals import instances
 from tfscale._internals import layers
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
 from tfscale.tensor_parallel import rank_seeds
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.rules import dense_rules
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -131,7 +131,7 @@ class _Attention(rules.Rule):
             return outputs
         outputs, scores = outputs
         dim = scores.shape.rank - self._num_positions() - 1
-        return outputs, collectives.gather_from_ranks(scores, dim)
+        return outputs, rank_collectives.gather_from_ranks(scores, dim)
 
     def _num_positions(self):
         """How many dims of scores come after batch and heads."""
@@ -144,7 +144,7 @@ class _Attention(rules.Rule):
         if mask is not None and len(mask.shape) == self._num_positions() + 2:
             query = _dense(self.layer, "query")
             if mask.shape[1] == query.kernel.shape[_heads_dim(query)] > 1:
-                mask = collectives.local_shard(mask, 1)
+                mask = rank_collectives.local_shard(mask, 1)
                 given.arguments["attention_mask"] = mask
         return given.args[1:], given.kwargs
 
@@ -152,7 +152,7 @@ class _Attention(rules.Rule):
         """Attributes of the layer that differ for a share of the heads."""
         layer, changed = self.layer, {}
         for name in layers.attention_names(layer).counts:
-            changed[name] = getattr(layer, name) // collectives.num_ranks()
+            changed[name] = getattr(layer, name) // rank_collectives.num_ranks()
         # Weights that all heads share.
         for name in ("query_norm", "key_norm"):
             if hasattr(layer, name):
@@ -188,7 +188,9 @@ class _GroupedAttention(_Attention):
 
         def needed(variable, dim):
             # The tensor is the same on all ranks; each uses other heads of it.
-            whole = collectives.copy_to_ranks(tf.convert_to_tensor(variable))
+            whole = rank_collectives.copy_to_ranks(
+                tf.convert_to_tensor(variable)
+            )
             window = slice(first, first + count)
             return whole[(slice(None),) * dim + (window,)]
 
@@ -210,7 +212,7 @@ class _GroupedAttention(_Attention):
         All ranks have equally many, even if some do not need the last one:
         gradients of other shapes would need other collectives.
         """
-        layer, ranks = self.layer, collectives.num_ranks()
+        layer, ranks = self.layer, rank_collectives.num_ranks()
         total, num_keys = (
             dense.kernel.shape[_heads_dim(dense)]
             for dense in (_dense(layer, "query"), _dense(layer, "key"))
@@ -219,7 +221,7 @@ class _GroupedAttention(_Attention):
         size = total // ranks
         needed = [of_queries[i : i + size] for i in range(0, total, size)]
         count = max(heads[-1] - heads[0] + 1 for heads in needed)
-        heads = needed[collectives.rank()]
+        heads = needed[rank_collectives.rank()]
         return min(heads[0], num_keys - count), count, heads
 
 

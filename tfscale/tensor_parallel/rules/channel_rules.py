@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfscale._internals import instances
 from tfscale._internals import layers
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
 from tfscale.variables.of_variable import sharding_of
@@ -68,7 +68,7 @@ class _OutputChannels(rules.Rule):
             changed |= {"bias": bias, "filters": bias.shape[0]}
         copy = rules.on_shards(layer, **changed)
         return self.activate(
-            rules.call(copy, collectives.copy_to_ranks(inputs))
+            rules.call(copy, rank_collectives.copy_to_ranks(inputs))
         )
 
 
@@ -83,7 +83,7 @@ class _InputChannels(rules.Rule):
     def run(self, inputs):
         layer = self.layer
         copy = rules.on_shards(layer, use_bias=False, activation=None)
-        x = collectives.reduce_from_ranks(
+        x = rank_collectives.reduce_from_ranks(
             rules.call(copy, self.shard_input(inputs))
         )
         if layer.use_bias:
@@ -166,7 +166,7 @@ class _LayerNormalization(_Local):
 
         def mean(x):
             total = tf.reduce_sum(x, axis=-1, keepdims=True)
-            return collectives.total_over_ranks(total) / size
+            return rank_collectives.total_over_ranks(total) / size
 
         centred = x - mean(x)
         inverse = tf.math.rsqrt(mean(tf.square(centred)) + layer.epsilon)

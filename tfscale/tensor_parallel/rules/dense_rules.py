@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import layers
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
 from tfscale.graphs.einsum import einsum_terms
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -98,7 +98,7 @@ class _Column(rules.Rule):
         if self._letter in letters and dim >= 0:
             return rules.local_shard_along(bias, dim)
         whole = tf.convert_to_tensor(bias)
-        return collectives.copy_to_ranks(whole)
+        return rank_collectives.copy_to_ranks(whole)
 
 
 class _Row(rules.Rule):
@@ -117,7 +117,7 @@ class _Row(rules.Rule):
     def shard_input(self, inputs):
         if self.sink_dim is None:
             dim = inputs.shape.rank + self._input_dim
-            return collectives.scatter_to_ranks(inputs, dim)
+            return rank_collectives.scatter_to_ranks(inputs, dim)
         size = inputs.shape[self.sink_dim]
         if self._comes_sharded and size == self.whole_size():
             raise ValueError(
@@ -168,7 +168,7 @@ class _Row(rules.Rule):
                 )
             x = _contract(layer, quantized, kernel)
             x = keras.ops.cast(
-                collectives.sum_over_ranks(x), layer.compute_dtype
+                rank_collectives.sum_over_ranks(x), layer.compute_dtype
             )
 
             def gradient(dy):
@@ -186,7 +186,7 @@ class _Row(rules.Rule):
         if layer.lora_enabled:
             # Of whole inputs: floats of ranks add up to other last bits.
             dim = inputs.shape.rank + self._input_dim
-            inputs = collectives.gather_from_ranks(inputs, dim)
+            inputs = rank_collectives.gather_from_ranks(inputs, dim)
             a = tf.convert_to_tensor(layer.lora_kernel_a)
             added = keras.ops.matmul(
                 _contract(layer, inputs, a), layer.lora_kernel_b
@@ -202,7 +202,7 @@ def _quantize(layer, x):
     """This rank's shard of an input, quantized as by `AbsMaxQuantizer`."""
     quantizer = layer.inputs_quantizer
     axis = getattr(layer, "quantization_axis", -1)
-    largest = collectives.max_over_ranks(
+    largest = rank_collectives.max_over_ranks(
         keras.ops.max(keras.ops.abs(x), axis=axis, keepdims=True)
     )
     least, most = quantizer.value_range

@@ -12,7 +12,7 @@ import keras
 
 from tfscale._internals import layers
 from tfscale._internals import symbols
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.variables.of_variable import sharding_of
@@ -75,10 +75,10 @@ class _VocabularyParallel(rules.Rule):
             return self.gather_output(logits)
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
-        rows = layer.input_dim // collectives.num_ranks()
+        rows = layer.input_dim // rank_collectives.num_ranks()
         # Keras counts negative tokens from the end of the table.
         local = keras.ops.where(inputs < 0, inputs + layer.input_dim, inputs)
-        local -= rows * collectives.rank()
+        local -= rows * rank_collectives.rank()
         here = keras.ops.logical_and(local >= 0, local < rows)
         tokens = keras.ops.where(here, local, 0)
         outputs = rules.call(self._on_shards(reverse), tokens)

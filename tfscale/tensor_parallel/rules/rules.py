@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import layers
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rank_state
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.variables.of_variable import sharding_of
 
@@ -102,7 +102,7 @@ class Rule(abc.ABC):
         if self.stays_sharded:
             return output
         dim = output.shape.rank + self.source_dim
-        return collectives.gather_from_ranks(output, dim)
+        return rank_collectives.gather_from_ranks(output, dim)
 
     def activate(self, output):
         """Applies the layer's activation, to the shard if that is the same."""
@@ -119,7 +119,7 @@ class Rule(abc.ABC):
         if self.is_sharded(inputs):
             return inputs
         dim = inputs.shape.rank + self.sink_dim
-        return collectives.scatter_to_ranks(inputs, dim)
+        return rank_collectives.scatter_to_ranks(inputs, dim)
 
     def whole_size(self) -> int:
         """The size of `sink_dim` in full, of a rule that has one."""
@@ -150,7 +150,7 @@ def shard_of(variable):
     given = rank_state.current().given_shards
     if id(variable) in given:
         return attributes.autocast(variable, given[id(variable)])
-    with collectives.local_shards():
+    with rank_collectives.local_shards():
         return tf.convert_to_tensor(variable)
 
 
@@ -162,7 +162,7 @@ def assign_shard(variable, value) -> None:
         given[id(variable)] = value
         return
     # Not by the Keras variable, which checks whole shapes.
-    with collectives.local_shards():
+    with rank_collectives.local_shards():
         variable.value.assign(value)
 
 
@@ -171,7 +171,7 @@ def local_shard_along(variable, dim):
     if sharding_of(variable).model_dim == dim:
         return shard_of(variable)
     whole = tf.convert_to_tensor(variable)
-    return collectives.scatter_to_ranks(whole, dim)
+    return rank_collectives.scatter_to_ranks(whole, dim)
 
 
 def on_shards(layer, name: str = "kernel", **others):
@@ -205,4 +205,4 @@ def call(layer, *args, **kwargs):
 
 
 def _copied(variable):
-    return collectives.copy_to_ranks(tf.convert_to_tensor(variable))
+    return rank_collectives.copy_to_ranks(tf.convert_to_tensor(variable))

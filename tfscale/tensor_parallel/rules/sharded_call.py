@@ -8,9 +8,9 @@ from tfscale._internals import attributes
 from tfscale._internals import layers
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
 from tfscale.tensor_parallel import model_trace
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.rules import attention_rules
 from tfscale.tensor_parallel.rules import channel_rules
 from tfscale.tensor_parallel.rules import dense_rules
@@ -118,7 +118,7 @@ class ShardedCall:
         recorder = rank_state.current().recorder
         if recorder is not None:
             return self._record(recorder, call, args, kwargs)
-        if collectives.num_ranks() == 1:
+        if rank_collectives.num_ranks() == 1:
             return call(*args, **kwargs)
         self._apply_decision(rule)
         return rule.run(*args, **kwargs)

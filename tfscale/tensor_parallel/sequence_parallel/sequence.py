@@ -32,8 +32,8 @@ from tfscale._internals import layers
 from tfscale._internals import symbols
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rank_state
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Conversion:
     def apply(self, tensor: tf.Tensor) -> tf.Tensor:
         """The converted tensor, in replica context."""
         if self.mode == "scatter":
-            return collectives.scatter_to_ranks(tensor, self.dim)
+            return rank_collectives.scatter_to_ranks(tensor, self.dim)
         if self.mode == "gather":
-            return collectives.gather_from_ranks(tensor, self.dim)
+            return rank_collectives.gather_from_ranks(tensor, self.dim)
         # Queries, keys and values have one input: it is gathered once, and its
         # gradients are summed before they are sent.
         known = getattr(tensor, "tfscale_shared", None)
@@ -67,7 +67,7 @@ class Conversion:
             not tf.executing_eagerly()
             and known.graph is not tf.compat.v1.get_default_graph()
         ):
-            known = collectives.all_gather(tensor, self.dim)
+            known = rank_collectives.all_gather(tensor, self.dim)
             known.tfscale_is_shared = True
             tensor.tfscale_shared = known
         return known
@@ -102,8 +102,8 @@ def current() -> SequencePlan | None:
 def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
     """The sum of a layer's terms, or this rank's shard of it."""
     if scatters(layer, x):
-        return collectives.reduce_scatter(x, 1)
-    return collectives.reduce_from_ranks(x)
+        return rank_collectives.reduce_scatter(x, 1)
+    return rank_collectives.reduce_from_ranks(x)
 
 
 def scatters(layer, x: tf.Tensor) -> bool:
@@ -121,7 +121,7 @@ def copy_to_region(x: tf.Tensor) -> tf.Tensor:
     """
     if getattr(x, "tfscale_is_shared", isinstance(x, tf.SparseTensor)):
         return x
-    return collectives.copy_to_ranks(x)
+    return rank_collectives.copy_to_ranks(x)
 
 
 class Boundary:
@@ -140,7 +140,7 @@ class Boundary:
         recorder = rank_state.current().recorder
         if recorder is not None:
             return recorder.run_with_edges(self, method, args, kwargs)
-        plan, num_ranks = current(), collectives.num_ranks()
+        plan, num_ranks = current(), rank_collectives.num_ranks()
         if plan is None or num_ranks == 1:
             return method(*args, **kwargs)
 

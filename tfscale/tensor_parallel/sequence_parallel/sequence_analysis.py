@@ -11,10 +11,10 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from tfscale.context import rank_state
 from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls

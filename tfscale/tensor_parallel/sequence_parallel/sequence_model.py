@@ -16,10 +16,10 @@ from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.model import MeshModel
 from tfscale.adapters.model import adapt_model
+from tfscale.collectives import rank_collectives
+from tfscale.context import rank_state
 from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import model_trace
-from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
@@ -131,7 +131,7 @@ class ModelCall:
         if (
             rank_state.current().recorder is None
             and sequence.current() is None
-            and collectives.num_ranks() > 1
+            and rank_collectives.num_ranks() > 1
         ):
             training = kwargs.get("training", args[0] if args else None)
             plan = self.plan_for(inputs, bool(training))

@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale.step import step_context
+from tfscale.context import step_context
 
 
 @dataclasses.dataclass(frozen=True)

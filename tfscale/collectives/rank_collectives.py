@@ -31,9 +31,9 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.collectives import operations
+from tfscale.context import rank_state
 from tfscale.graphs import vectorized_map
 from tfscale.graphs.with_gradient import with_gradient
-from tfscale.tensor_parallel import rank_state
 
 # TensorFlow's error in a thread that has left the graph of the step.
 _IN_BRANCH = "while defining a new graph"

@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tfscale.tensor_parallel import collectives
+from tfscale.collectives import rank_collectives
 
 # Replicas and ranks.
 SIZES = ((1, 2), (1, 3), (1, 4), (2, 2))
@@ -38,43 +38,43 @@ def part_of_total(values, rank):
 
 # Operator, forward, backward: each of the tensors of all ranks, and the rank.
 OPERATORS = {
-    "copy_to_ranks": (collectives.copy_to_ranks, own, total),
-    "reduce_from_ranks": (collectives.reduce_from_ranks, total, own),
-    "total_over_ranks": (collectives.total_over_ranks, total, total),
+    "copy_to_ranks": (rank_collectives.copy_to_ranks, own, total),
+    "reduce_from_ranks": (rank_collectives.reduce_from_ranks, total, own),
+    "total_over_ranks": (rank_collectives.total_over_ranks, total, total),
     "scatter_to_ranks": (
-        lambda x: collectives.scatter_to_ranks(x, 1),
+        lambda x: rank_collectives.scatter_to_ranks(x, 1),
         local_shard,
         joined,
     ),
     "gather_from_ranks": (
-        lambda x: collectives.gather_from_ranks(x, 1),
+        lambda x: rank_collectives.gather_from_ranks(x, 1),
         joined,
         local_shard,
     ),
     "reduce_scatter": (
-        lambda x: collectives.reduce_scatter(x, 1),
+        lambda x: rank_collectives.reduce_scatter(x, 1),
         part_of_total,
         joined,
     ),
     "all_gather": (
-        lambda x: collectives.all_gather(x, 1),
+        lambda x: rank_collectives.all_gather(x, 1),
         joined,
         part_of_total,
     ),
 }
 FORWARD_ONLY = {
-    "sum_over_ranks": (collectives.sum_over_ranks, total),
+    "sum_over_ranks": (rank_collectives.sum_over_ranks, total),
     "max_over_ranks": (
-        collectives.max_over_ranks,
+        rank_collectives.max_over_ranks,
         lambda values, rank: np.max(values, axis=0),
     ),
-    "local_shard": (lambda x: collectives.local_shard(x, 1), local_shard),
+    "local_shard": (lambda x: rank_collectives.local_shard(x, 1), local_shard),
     "concat_over_ranks": (
-        lambda x: collectives.concat_over_ranks(x, 1),
+        lambda x: rank_collectives.concat_over_ranks(x, 1),
         joined,
     ),
     "local_shard_of_sum": (
-        lambda x: collectives.local_shard_of_sum(x, 1),
+        lambda x: rank_collectives.local_shard_of_sum(x, 1),
         part_of_total,
     ),
 }
@@ -103,7 +103,7 @@ def on_each(num_replicas, num_ranks, compute):
         def of_rank():
             context = tf.distribute.get_replica_context()
             replica = tf.get_static_value(context.replica_id_in_sync_group)
-            place = int(replica), collectives.rank()
+            place = int(replica), rank_collectives.rank()
             results[place] = compute(*place)
             devices[place] = tf.nest.map_structure(
                 lambda x: x.device, results[place]
@@ -188,8 +188,8 @@ class CollectivesTest(tf.test.TestCase, parameterized.TestCase):
         def compute(replica, rank):
             value = tf.constant(x[replica][rank])
             return (
-                collectives.reduce_from_ranks(value),
-                collectives.reduce_scatter(value, 0),
+                rank_collectives.reduce_from_ranks(value),
+                rank_collectives.reduce_scatter(value, 0),
             )
 
         found, _ = on_each(2, 2, compute)
@@ -232,20 +232,20 @@ class CollectivesTest(tf.test.TestCase, parameterized.TestCase):
         # Each meeting takes what was given to it and to no other one.
         def compute(replica, rank):
             value = tf.constant(float(rank + 1))
-            first = collectives.sum_over_ranks(value)
-            second = collectives.sum_over_ranks(first * value)
+            first = rank_collectives.sum_over_ranks(value)
+            second = rank_collectives.sum_over_ranks(first * value)
             return first, second
 
         found, _ = on_each(1, 3, compute)
         self.assertEqual(found, [[(6.0, 36.0)] * 3])
 
     def test_local_shards_ends_with_its_block(self):
-        self.assertFalse(collectives.reads_shards())
-        with collectives.local_shards():
-            with collectives.local_shards():
-                self.assertTrue(collectives.reads_shards())
-            self.assertTrue(collectives.reads_shards())
-        self.assertFalse(collectives.reads_shards())
+        self.assertFalse(rank_collectives.reads_shards())
+        with rank_collectives.local_shards():
+            with rank_collectives.local_shards():
+                self.assertTrue(rank_collectives.reads_shards())
+            self.assertTrue(rank_collectives.reads_shards())
+        self.assertFalse(rank_collectives.reads_shards())
 
 
 if __name__ == "__main__":

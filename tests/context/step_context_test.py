@@ -5,8 +5,8 @@ import threading
 
 from absl.testing import absltest
 
-from tfscale.step import step_context
-from tfscale.tensor_parallel import rank_state
+from tfscale.context import rank_state
+from tfscale.context import step_context
 
 
 class StepTest(absltest.TestCase):

@@ -1,0 +1,3 @@
+"""The context of a thread: the step and the model rank that it runs."""
+
+__all__ = []
