@@ -121,8 +121,6 @@ CHANGED_OF_KERAS = {
     ("tfscale/backup/state/callback_states.py", "setattr of callback"),
     ("tfscale/adapters/function.py", "in_place.put of step"),
     ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
-    ("tfscale/cluster/coordinator.py", "sys.exit"),
-    ("tfscale/cluster/liveness/failure_detector.py", "sys.excepthook"),
     ("tfscale/data/explaining/explain.py", "model.history"),
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),

@@ -21,7 +21,8 @@ EXITING = "tests.cluster.exiting_worker"
 # two of a sum that was under way, which nobody but TensorFlow can take out.
 CASCADE = (
     r"(?m)^(?!.{0,20}\b[EW]\d{4} ).*"
-    "(Collective ops is aborted|Graph execution error|Traceback)"
+    "(Collective ops is aborted|Graph execution error|/tensorflow/python/|"
+    "During handling of|The above exception)"
 )
 
 

@@ -123,6 +123,19 @@ class PreflightTest(parameterized.TestCase):
         (line,) = said
         self.assertIn(missing, line)
 
+    @parameterized.parameters("127.0.0.1", "127.0.0.2")
+    def test_one_process_of_two_names_is_named_by_both(self, name):
+        # It heard itself, and that it was "none of the addresses here".
+        (own,) = forked_processes.free_addresses(1)
+        other = f"{name}:{own.split(':')[1]}"
+        cluster = Cluster({"worker": (own, other)}, "worker", 0)
+        start = time.monotonic()
+        with self.assertRaisesRegex(
+            ValueError, f"'{own}' and '{other}', which are one process"
+        ):
+            preflight(cluster, {}, timeout=20.0)
+        self.assertLess(time.monotonic() - start, 10.0)
+
     def test_a_port_in_use_is_named_at_once(self):
         own, other = forked_processes.free_addresses(2)
         with socket.socket() as server:

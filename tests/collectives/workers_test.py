@@ -44,7 +44,9 @@ def alone():
     joined = types.SimpleNamespace(
         cluster=types.SimpleNamespace(addresses=["here"]),
         coordination=types.SimpleNamespace(index=0, num_checks=0),
-        failure_detector=types.SimpleNamespace(check_all_there=None),
+        failure_detector=types.SimpleNamespace(
+            check_all_there=None, naming_lost=None
+        ),
     )
     return workers.Workers(joined)
 

@@ -1,12 +1,14 @@
 """Real processes, started and killed by the launcher and under it."""
 
 import contextlib
+import errno
 import io
 import itertools
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +34,14 @@ import json, os, signal, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
 job, index = config["task"]["type"], config["task"]["index"]
 print("pid", os.getpid(), flush=True)
+"""
+_SAVES = """
+def end(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end if index == 0 else signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
 """
 
 
@@ -69,9 +79,13 @@ class _LaunchTest(absltest.TestCase):
 
 
 class CommandTest(_LaunchTest, parameterized.TestCase):
-    def start(self, *arguments, python=None):
-        launcher = [python or forked_python.executable()]
-        launcher += ["-m", "tfscale.launch", "--grace_seconds=1"]
+    def start(
+        self,
+        *arguments,
+        python=None,
+        module=("-m", "tfscale.launch", "--grace_seconds=1"),
+    ):
+        launcher = [python or forked_python.executable(), *module]
         return subprocess.Popen(
             [*launcher, *arguments],
             cwd=REPOSITORY,
@@ -139,15 +153,8 @@ time.sleep(60)
         (signal.SIGHUP, "received SIGHUP, passing SIGTERM on"),
     )
     def test_a_signal_is_passed_on_with_time_to_end(self, number, said):
-        program = self.program("""
-def end(*_):
-    print("saved", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end if index == 0 else signal.SIG_IGN)
-print("ready", flush=True)
-time.sleep(60)
-""")
-        process = self.start("--num_workers=2", program)
+        program = self.program(_SAVES)
+        process = self.start_with_hangup(signal.SIG_DFL, program)
         output = read_until(process, "ready", 2)
         process.send_signal(number)
         rest, _ = process.communicate(timeout=30)
@@ -156,6 +163,35 @@ time.sleep(60)
         self.assertIn("worker 1 is there after 1 s: killed", rest)
         self.assertEqual(process.returncode, 128 + number)
         self.assert_all_ended(output)
+
+    def test_a_launcher_under_nohup_goes_on_after_sighup(self):
+        program = self.program(_SAVES)
+        process = self.start_with_hangup(signal.SIG_IGN, program)
+        output = read_until(process, "ready", 2)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=30)
+        self.assertNotIn("SIGHUP", rest)
+        self.assertIn("received SIGTERM, passing it on", rest)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
+        self.assert_all_ended(output)
+
+    def start_with_hangup(self, handler, program):
+        """Two workers by a launcher that has a handler of SIGHUP.
+
+        It is inherited: under `nohup` pytest ignores the signal, and so would
+        all launchers.
+        """
+        launcher = (
+            "import runpy, signal\n"
+            f"signal.signal(signal.SIGHUP, {int(handler)})\n"
+            "runpy.run_module('tfscale.launch', run_name='__main__')"
+        )
+        return self.start(
+            *("-c", launcher, "--grace_seconds=1", "--num_workers=2", program),
+            module=(),
+        )
 
     def test_a_wrong_host_is_named_within_seconds(self):
         process = self.start(
@@ -260,6 +296,25 @@ class FlagsTest(parameterized.TestCase):
             self.assertRaisesRegex(app.UsageError, message),
         ):
             command.main(["launch", "program.py"])
+
+
+class PortsTest(absltest.TestCase):
+    def test_a_machine_without_a_free_port_is_named_in_a_line(self):
+        # It was a traceback.
+        flags.FLAGS.mark_as_parsed()
+        said = io.StringIO()
+        for name in ("bind", "__init__"):
+            full = OSError(errno.EADDRINUSE, "Address already in use")
+            with (
+                self.subTest(name),
+                flagsaver.flagsaver(num_workers=2),
+                mock.patch.object(socket.socket, name, side_effect=full),
+                contextlib.redirect_stderr(said),
+                self.assertRaises(SystemExit) as ended,
+            ):
+                command.main(["launch", "program.py"])
+            self.assertEqual(ended.exception.code, 1)
+        self.assertIn("none for one of 2 processes", said.getvalue())
 
 
 class DevicesTest(parameterized.TestCase):

@@ -390,8 +390,106 @@ def _has_other_microbatches(index, folder):
     _model(_strategy()).fit(X, Y, verbose=0, callbacks=[callback])
 
 
+def _has_another_seed(index, folder, way):
+    """Some records were seen twice, others never."""
+    del folder
+    strategy = _strategy()
+    model = _model(strategy)
+
+    def pipeline(context=None):
+        return tfscale.data.pipeline(
+            tfscale.data.arrays((X, Y)),
+            batch_size=6,
+            seed=index,
+            input_context=context,
+        )
+
+    data = {
+        "given": pipeline,
+        "taken": lambda: pipeline().take(2),
+        "context": lambda: strategy.distribute_datasets_from_function(pipeline),
+    }[way]()
+    model.fit(data, verbose=0)
+
+
+def _trains_differently(index, folder, change):
+    """Of two workers the second one has another configuration."""
+    del folder
+    strategy = _strategy()
+    has = {change: index == 1}
+    keras.utils.clear_session(free_memory=False)
+    with strategy.scope():
+        x = keras.Input((5,))
+        kind = "relu" if has.get("activation") else "tanh"
+        h = keras.layers.Dense(4, activation=kind, name="first")(x)
+        h = keras.layers.Dropout(0.2 if has.get("rate") else 0.1)(h)
+        outputs = [keras.layers.Dense(3)(h), keras.layers.Dense(3)(h)]
+        if has.get("connections"):
+            outputs = outputs[::-1]
+        model = keras.Model(x, keras.layers.Subtract()(outputs))
+        model.compile(
+            # The learning rate is a variable: that of worker 0.
+            keras.optimizers.SGD(
+                0.1, momentum=0.9 if has.get("optimizer") else 0.0
+            ),
+            _own_loss if has.get("loss") else "mse",
+        )
+    callbacks = []
+    if has.get("callback"):
+        callbacks = [keras.callbacks.EarlyStopping("loss", patience=1)]
+    if has.get("callback of ours"):
+        callbacks = [tfscale.callbacks.BackupAndRestore("/nowhere")]
+    model.fit(
+        *(X, Y),
+        batch_size=6,
+        shuffle=False,
+        verbose=0,
+        epochs=2 if has.get("epochs") else 1,
+        validation_data=(X, Y) if has.get("validation") else None,
+        callbacks=callbacks,
+    )
+
+
+def _own_loss(y, predicted):
+    return keras.losses.mean_squared_error(y, predicted)
+
+
+def _of_change(change):
+    return lambda index, folder: _trains_differently(index, folder, change)
+
+
 # What is done, and what the error says in each worker.
 REFUSED = {
+    **{
+        f"another seed, {way}": (
+            lambda index, folder, way=way: _has_another_seed(
+                index, folder, way
+            ),
+            r"order of `tfscale.data`.*seed=[01]",
+        )
+        for way in ("given", "taken", "context")
+    },
+    "an activation": (_of_change("activation"), "same layer 2.*(relu|tanh)"),
+    "a dropout rate": (_of_change("rate"), r"same layer 3.*0\.[12]"),
+    "connections": (_of_change("connections"), "the same model. Received"),
+    "an optimizer": (
+        _of_change("optimizer"),
+        "same `optimizer` of `compile`.*momentum",
+    ),
+    "a loss": (_of_change("loss"), "`loss` of `compile`.*(mse|_own_loss)"),
+    "a callback": (
+        _of_change("callback"),
+        "callbacks that train.*(EarlyStopping|worker [01])",
+    ),
+    "a callback of ours": (
+        _of_change("callback of ours"),
+        "callbacks that train.*(BackupAndRestore|worker [01])",
+    ),
+    "epochs": (_of_change("epochs"), "argument `epochs`. Received: [12] in"),
+    "validation": (
+        _of_change("validation"),
+        "argument `validation_data`. Received: (True|False) in",
+    ),
     "other microbatches": (
         _has_other_microbatches,
         "must have the same accumulation. Received: num_microbatches=[12]",

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
 from tfscale._internals.stack import calls_of_all_threads
 from tfscale._internals.symbols import CallbackList
@@ -73,11 +74,24 @@ def reader_of(distributed: Any) -> tuple[str, EpochIterator] | None:
 
     See `data_keras_reads`; with the epochs.
     """
-    for purpose, _, epochs, _ in calls():
-        is_read = purpose != "create" and epochs is not None
-        if is_read and epochs._distributed_dataset is distributed:
-            return purpose, epochs
+    for call in calls():
+        is_read = call.purpose != "create" and call.epochs is not None
+        if is_read and call.epochs._distributed_dataset is distributed:
+            return call.purpose, call.epochs
     return None
+
+
+def keras_call() -> Call | None:
+    """The innermost `fit`, `evaluate` or `predict` of this thread."""
+    found = (c for c in calls() if c.purpose not in ("create", "probe"))
+    return next(found, None)
+
+
+def callbacks_of(call: Call) -> list[Any]:
+    """The callbacks of a call, also before Keras has made them a list."""
+    given = call.callbacks
+    given = getattr(given, "callbacks", given) or []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _datasets_of(source):

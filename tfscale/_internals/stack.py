@@ -26,12 +26,21 @@ class Call(NamedTuple):
     `purpose` is "fit", "evaluate" or "predict"; "probe" if Keras draws a batch
     to see what it is like; "create" where epochs are created, of no model.
     `epochs` is None before they are created, and in `train_on_batch`.
+    `arguments` are those of `ARGUMENTS` that the method has.
     """
 
     purpose: str
     model: Any
     epochs: Any
     callbacks: Any
+    arguments: dict[str, Any]
+
+
+# What workers compare, see `fitting.keras_call`.
+ARGUMENTS = (
+    *("epochs", "initial_epoch", "steps_per_epoch", "steps", "class_weight"),
+    *("validation_data", "validation_steps", "validation_freq"),
+)
 
 
 @functools.cache
@@ -60,7 +69,17 @@ def calls(thread: int | None = None) -> list[Call]:
             variables = frame.f_locals
             model = None if purpose == "create" else variables["self"]
             callbacks = variables.get("callbacks")
-            found.append(Call(purpose, model, variables.get(epochs), callbacks))
+            arguments = {
+                name: variables[name]
+                for name in ARGUMENTS
+                if purpose in ("fit", "evaluate", "predict")
+                and name in variables
+            }
+            found.append(
+                Call(
+                    purpose, model, variables.get(epochs), callbacks, arguments
+                )
+            )
         frame = frame.f_back
     return found
 

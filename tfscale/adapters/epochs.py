@@ -4,6 +4,7 @@ In each `fit` Keras has one object for them, which creates an iterator for each
 epoch and gives `fit` one step after the other.
 """
 
+import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -36,10 +37,19 @@ class FollowedEpochs(in_place.Mixin):
     Attributes:
         watcher: The `Watcher`, or None.
         on_step: Called with the number of batches of each step, or None.
+        around_steps: Returns a context in which all steps of an epoch run, with
+            the callbacks between them.
     """
 
     watcher: Watcher | None = None
     on_step: Callable[[int], None] | None = None
+    around_steps: Callable[[], Any] = contextlib.nullcontext
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self):
+        """See `EpochIterator`; Keras' context around the steps of an epoch."""
+        with super().catch_stop_iteration(), self.around_steps():
+            yield
 
     def _get_iterator(self):
         if self.watcher is not None:
@@ -75,6 +85,11 @@ def watch(epochs: Any, watcher: Watcher | None) -> None:
     with the threads of TensorFlow's iterator.
     """
     in_place.put(epochs, FollowedEpochs, watcher=watcher)
+
+
+def run_within(epochs: Any, around_steps: Callable[[], Any]) -> None:
+    """Has all later steps run in a context that a function returns."""
+    in_place.put(epochs, FollowedEpochs, around_steps=around_steps)
 
 
 def tell_steps(epochs: Any, on_step: Callable[[int], None]) -> None:

@@ -10,12 +10,14 @@ A worker waits for a value as long as all workers are alive.
 """
 
 import dataclasses
+import hashlib
 import json
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +26,7 @@ from tfscale._internals import attributes
 
 _MILLISECONDS = 200  # between two checks that all workers are alive
 _PATIENCE_SECONDS = 15.0
+_CHARACTERS = 240  # of a fact, in an error
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,32 +110,43 @@ class Coordination:
             raise OSError(f"Worker {index}: {found['error']}")
         return found["value"]
 
-    def check_same(self, subject: str, fact: str) -> None:
+    def check_same(self, subject: str, fact: str | Mapping[str, str]) -> None:
         """Returns once all workers have passed the same subject and fact.
 
         Workers whose programs differ would wait for each other for ever, or sum
-        unrelated tensors.
+        unrelated tensors. Of several facts, by name, the first one that differs
+        is named; they are sent only if one does.
         """
         self.num_checks += 1
         name = f"check {self.num_checks}"
-        self.give(name, [subject, fact])
+        facts = {subject: fact} if isinstance(fact, str) else dict(fact)
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self.give(name, [subject, digest])
         for other in range(1, self.count) if self.index == 0 else [0]:
-            other_subject, other_fact = self.take(name, other, subject)
+            other_subject, other_digest = self.take(name, other, subject)
             if other_subject != subject:
                 raise ValueError(
                     "All workers must do the same things in the same order. "
-                    f"Received: {subject} ({fact}) in worker {self.index}, "
-                    f"{other_subject} ({other_fact}) in worker {other}. What "
-                    "trains or makes variables must not depend on which worker "
-                    "it is."
+                    f"Received: {subject} in worker {self.index}, "
+                    f"{other_subject} in worker {other}. What trains, "
+                    "evaluates, predicts or makes variables must not depend on "
+                    "which worker it is."
                 )
-            if other_fact != fact:
-                raise ValueError(
-                    f"All workers must have the same {subject}. Received: "
-                    f"{fact} in worker {self.index}, {other_fact} in worker "
-                    f"{other}. Run the same program with the same settings in "
-                    "all of them."
-                )
+            if other_digest != digest:
+                self.give(f"facts {name}", facts)
+                theirs = self.take(f"facts {name}", other, subject)
+                self._raise_difference(other, facts, theirs)
+
+    def _raise_difference(self, other, facts, theirs):
+        name = next(
+            n for n in {**facts, **theirs} if facts.get(n) != theirs.get(n)
+        )
+        here, there = _excerpts(str(facts.get(name)), str(theirs.get(name)))
+        raise ValueError(
+            f"All workers must have the same {name}. Received: {here} in "
+            f"worker {self.index}, {there} in worker {other}. Run the same "
+            "program with the same settings in all of them."
+        )
 
     def first_to_claim(self, name: str) -> int:
         """The worker that claimed a name first; perhaps this one, now."""
@@ -181,3 +195,15 @@ class Coordination:
                 self.take(name, other, gives_up=gives_up)
         except TimeoutError as error:
             logging.info("%s", error)
+
+
+def _excerpts(here, there):
+    """Two texts from shortly before they differ."""
+    pairs = enumerate(zip(here, there))
+    start = next((i for i, (a, b) in pairs if a != b), 0) - _CHARACTERS // 2
+    if max(len(here), len(there)) <= _CHARACTERS:
+        start = 0
+    return tuple(
+        f"{'...' * (start > 0)}{text[max(start, 0) :][:_CHARACTERS]}"
+        for text in (here, there)
+    )

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.liveness import ports
 from tfscale.cluster.liveness.presence import Presence
 from tfscale.cluster.liveness.presence import Roster
 
@@ -136,24 +137,10 @@ def _word(cluster):
 def _end_at_exit(roster):
     """Ends the others with this process; they fail if its program fails.
 
-    `atexit` is told of neither exit code nor exception: the last exception is
-    in `sys.last_value`, the code is noted here.
+    Python keeps the exception that has ended a program. A code that the program
+    gives to `sys.exit` is its own.
     """
-    exit_before, status = sys.exit, None
-
-    def note_and_exit(code=None, /):
-        nonlocal status
-        status = code
-        exit_before(code)
-
-    def end():
-        error = getattr(sys, "last_value", None)
-        if error is None and status not in (None, 0):
-            error = SystemExit(status)
-        roster.end(error)
-
-    sys.exit = note_and_exit
-    atexit.register(end)
+    atexit.register(lambda: roster.end(getattr(sys, "last_value", None)))
 
 
 def _note_signal(number, frame):
@@ -164,8 +151,8 @@ def _note_signal(number, frame):
 def _report(address, machine_answers):
     """Logs which server is lost.
 
-    If its machine is silent, TensorFlow would wait for many minutes (TCP), and
-    cannot be interrupted: this process is ended.
+    If its machine is silent, TensorFlow would wait for many minutes (TCP): its
+    connections are closed, and what waits for them fails.
     """
     logging.error(
         "A server must stay until its coordinator ends. Received: %s %s. What "
@@ -176,5 +163,4 @@ def _report(address, machine_answers):
         "has ended" if machine_answers else "does not answer any more",
     )
     if not machine_answers:
-        logging.shutdown()
-        os._exit(1)
+        ports.cut_off(address)

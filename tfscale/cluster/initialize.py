@@ -120,7 +120,8 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
             cluster.index + (cluster.job == "worker") * num_chiefs,
             detector.check_all_there,
         )
-        _joined = Joined(cluster, _join(cluster), detector, coordination)
+        strategy = _join(cluster, detector, timeout)
+        _joined = Joined(cluster, strategy, detector, coordination)
         atexit.register(coordination.leave, detector.is_missed)
         atexit.register(detector.leave)
 
@@ -180,7 +181,7 @@ def _check_jobs(cluster, coordinator):
         )
 
 
-def _join(cluster):
+def _join(cluster, detector, timeout):
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster_spec(cluster),
         task_type=cluster.job,
@@ -189,7 +190,8 @@ def _join(cluster):
     )
     # TensorFlow ignores SIGTERM: workers outlived it.
     handler = signal.getsignal(signal.SIGTERM)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    make = tf.distribute.MultiWorkerMirroredStrategy
+    strategy = detector.in_time(lambda: make(resolver), timeout)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
     return strategy

@@ -145,6 +145,7 @@ class _Preflight:
         self._found = {}
         self._calls = {address: set() for address in others}
         self._strange = None
+        self._is_here: list[str] = []  # addresses at which this one answers
         self._is_over = threading.Event()
 
     def run(self, timeout, patience, say):
@@ -165,6 +166,13 @@ class _Preflight:
         start = time.monotonic()
         is_logged = False
         while missing := self._missing():
+            if self._is_here:
+                raise ValueError(
+                    "Each process of a cluster must have an address of its "
+                    f"own. Received: {self._address!r} and "
+                    f"{self._is_here[0]!r}, which are one process. Give each "
+                    "process of a machine another port."
+                )
             waited = time.monotonic() - start
             reasons = "; ".join(f"{a} ({why})" for a, why in missing.items())
             if waited > timeout:
@@ -191,11 +199,13 @@ class _Preflight:
         if caller["about"] != self._about:
             return
         calls = self._calls.get(caller["address"])
-        if calls is None:
+        if calls is None and caller["word"] != self._word:
             self._strange = caller["address"][:100]
             return
         connection.settimeout(_SECONDS_TO_SPEAK)
         connection.sendall(self._message())
+        if calls is None:
+            return  # It is this process, by another of its names.
         # A call counts once the caller has received the answer.
         heard = reception.read_line(connection, _SECONDS_TO_HEAR)
         if heard == "heard" and len(calls) < _MAX_CALLS:
@@ -244,6 +254,8 @@ class _Preflight:
                 connection.sendall(self._message())
                 answer = self._read(connection)
                 if answer["address"] != address:
+                    if answer["word"] == self._word:
+                        self._is_here.append(address)
                     return f"{answer['address']} answers there"
                 connection.sendall(b"heard\n")
                 self._found[address] = answer

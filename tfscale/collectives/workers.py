@@ -32,13 +32,15 @@ class Workers:
     """The worker processes; this one is the chief if its index is 0.
 
     `coordination` exchanges values beside collectives; `check_all_there` raises
-    a `ConnectionError` if a worker is gone.
+    a `ConnectionError` if a worker is gone; within `naming_lost` so does an
+    error of TensorFlow's.
     """
 
     def __init__(self, found: Joined):
         self.count = len(found.cluster.addresses)
         self.index = found.coordination.index
         self.check_all_there = found.failure_detector.check_all_there
+        self.naming_lost = found.failure_detector.naming_lost
         self.coordination = found.coordination
         self._participants: dict[str, _Participant] = {}
         # By rank, which a function for tensors of several would not know.

@@ -293,9 +293,20 @@ def _task(cluster, local_rank):
 
 def _free_ports(count):
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
+        try:
+            sockets = [
+                stack.enter_context(socket.socket()) for _ in range(count)
+            ]
+            for one in sockets:
+                one.bind(("", 0))
+        except OSError as error:
+            output.say(
+                "Each process must have a free port of this machine. Received: "
+                f"none for one of {count} processes ({error.strerror}). End "
+                "what uses them, start fewer processes, or widen "
+                "net.ipv4.ip_local_port_range."
+            )
+            sys.exit(1)
         return [one.getsockname()[1] for one in sockets]
 
 

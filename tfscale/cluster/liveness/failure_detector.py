@@ -10,20 +10,26 @@ worker 0 informs the others:
     says who       ◄── "lost c:2222"
                       says who
 
-The loss is logged once, and replaces the traceback if TensorFlow's error ends
-the program.
+Within `naming_lost` an error of TensorFlow's by a lost worker becomes a
+`ConnectionError` that names the worker. Elsewhere the name is the last line of
+a program that ends so.
 
 Only Python knows the exit code of a program. But a worker that ends, by
 `sys.exit(3)` say, while others are in a 58th collective is missed: they say so,
 and it does not wait for them.
 """
 
+import concurrent.futures
+import contextlib
 import logging
 import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,6 +51,7 @@ _SECONDS_TO_END_TOO = 1.0
 # TensorFlow's connections may close before these, on a busy machine by seconds.
 _SECONDS_TO_KNOW = 5.0
 _SECONDS_BETWEEN_COUNTS = 0.2
+_SECONDS_TO_ANSWER = 3.0
 _HAS_ENDED = (
     "has ended while others wait for it (it exited, or they do something that "
     "needs all and that it does not, such as `evaluate`)"
@@ -87,6 +94,7 @@ class FailureDetector:
         self._lock = threading.Lock()
         self._lost: list[tuple[str, str]] = []
         self._knows = threading.Event()
+        self._answered: dict[str, float] = {}
         first = coordinator_of(cluster)
         self._connections: dict[str, socket.socket]
         if cluster.address == first:
@@ -102,18 +110,70 @@ class FailureDetector:
             threading.Thread(
                 target=self._listen, args=(address, connection), daemon=True
             ).start()
-        self._say_at_the_end(sys.excepthook)
 
     def leave(self) -> None:
-        """Tells the others that this worker ends, well or by an error."""
-        self._ends.set()
-        if getattr(sys, "last_value", None) is None:
+        """Tells the others that this worker ends, well or by an error.
+
+        Called by `atexit`, when Python has printed the error.
+        """
+        error = getattr(sys, "last_value", None)
+        if error is None:
+            self._ends.set()
             self._tell(f"bye {self.num_collectives()}")
+            return
+        words = self._explanation(error)
+        self._ends.set()
+        if words is not None:
+            print(words, file=sys.stderr, flush=True)
 
     def check_all_there(self) -> None:
         """Raises a `ConnectionError` if a worker is gone; says which."""
         if self._lost:
             raise ConnectionError(self._words())
+
+    def silent(self) -> list[str]:
+        """Those with a connection to this worker that do not answer now."""
+        asked = time.monotonic()
+        self._tell("ask")
+        while True:
+            found = [
+                address
+                for address in self._connections
+                if self._answered.get(address, 0.0) < asked
+            ]
+            if not found or time.monotonic() > asked + _SECONDS_TO_ANSWER:
+                return found
+            time.sleep(0.02)
+
+    def in_time(self, work: Callable[[], Any], timeout: float) -> Any:
+        """The result of `work`, which needs all workers and cannot be ended.
+
+        Raises:
+            ConnectionError: After `timeout` seconds; says who does not answer.
+        """
+        outcome = concurrent.futures.Future()
+
+        def run():
+            try:
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            return outcome.result(timeout)
+        for address in self.silent():
+            self._tell_lost(address, _DOES_NOT_ANSWER)
+        # Worker 0 asks all, and tells the others.
+        self._knows.wait(_SECONDS_TO_KNOW)
+        self.check_all_there()
+        raise ConnectionError(
+            "All workers must reach the ports of all others. Received: after "
+            f"{timeout:g} s, at {self._cluster.address}, TensorFlow still "
+            f"waits for some of {', '.join(self._cluster.addresses)}, though "
+            "all of them answer. Look for a firewall, or for a name with "
+            "several addresses."
+        )
 
     def _tell(self, words):
         for connection in self._connections.values():
@@ -126,7 +186,11 @@ class FailureDetector:
             nonlocal has_ended
             word, _, found = words.partition(" ")
             has_ended = word == "bye"
-            if word == "lost":
+            if word == "ask":
+                presence.tell(connection, "here")
+            elif word == "here":
+                self._answered[address] = time.monotonic()
+            elif word == "lost":
                 self._note(found)
             elif has_ended and self._is_awaited(int(found)):
                 self._note(address, _HAS_ENDED)
@@ -194,16 +258,31 @@ class FailureDetector:
             "the last backup was made."
         )
 
-    def _say_at_the_end(self, before):
-        def say(kind, error, traceback):
-            is_of_loss = issubclass(kind, _OF_LOSS) or _SERVICE in str(error)
-            if is_of_loss and not self._knows.wait(_SECONDS_TO_KNOW):
-                self._note_silent(str(error))
-            if self._lost and (is_of_loss or str(error) == self._words()):
-                print(self._words(), file=sys.stderr, flush=True)
-            else:
-                before(kind, error, traceback)
-                if "ollective instance" in str(error):
-                    print(_DIFFERENT, file=sys.stderr, flush=True)
+    @contextlib.contextmanager
+    def naming_lost(self) -> Iterator[None]:
+        """Within it, an error of TensorFlow's names the worker that is lost.
 
-        sys.excepthook = say
+        Raises:
+            ConnectionError: In place of the error, if a worker is lost.
+            ValueError: In place of it, if workers do different things.
+        """
+        try:
+            yield
+        except tf.errors.OpError as error:
+            words = self._explanation(error)
+            if words is None:
+                raise
+            kind = ValueError if words == _DIFFERENT else ConnectionError
+            raise kind(words) from None
+
+    def _explanation(self, error):
+        """The cause of an error in a line, if it comes from other workers."""
+        if not isinstance(error, tf.errors.OpError):
+            return None
+        if "ollective instance" in str(error):
+            return _DIFFERENT
+        if not (isinstance(error, _OF_LOSS) or _SERVICE in str(error)):
+            return None
+        if not self._knows.wait(_SECONDS_TO_KNOW):
+            self._note_silent(str(error))
+        return self._words() if self._lost else None

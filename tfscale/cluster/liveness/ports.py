@@ -1,6 +1,7 @@
 """The ports of a cluster: listening at them, and calling there."""
 
 import contextlib
+import os
 import socket
 import time
 
@@ -61,3 +62,29 @@ def answers(address: str) -> bool:
         connect(address).close()
         return True
     return False
+
+
+def cut_off(address: str) -> None:
+    """Closes all connections of this process to an address, whoever has them.
+
+    The kernel does so when a machine that was gone is there again, and does not
+    know them. (Linux.)
+    """
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )
+        peers = {_plain(*peer[:2]) for *_, peer in found}
+        for name in os.listdir("/proc/self/fd"):
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(fileno=os.dup(int(name))) as one,
+            ):
+                if _plain(*one.getpeername()[:2]) in peers:
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def _plain(host, port):
+    """An address of IPv4 may be written as one of IPv6."""
+    return host.removeprefix("::ffff:"), port

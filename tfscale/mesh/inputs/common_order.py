@@ -8,8 +8,10 @@ rows.
 
 import tensorflow as tf
 
+from tfscale._internals import datasets
 from tfscale.cluster.coordination import Coordination
 from tfscale.graphs import dataset_graph
+from tfscale.mesh.inputs.position_tracker import has_position
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
 
@@ -47,4 +49,26 @@ def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
             )
         sizes = dataset_graph.batch_sizes(dataset)
         fact += f", batched by {sizes}, seeds of shuffles {seeds}"
-    coordination.check_same("dataset", fact)
+    facts = {"dataset": fact, "order of `tfscale.data`": of_pipelines(dataset)}
+    coordination.check_same("dataset", facts)
+
+
+def of_pipelines(dataset: tf.data.Dataset, *, of_all: bool = True) -> str:
+    """What determines the order of records of pipelines of `tfscale.data`.
+
+    `of_all` is False for those that a worker has for itself, without an
+    `input_context`: they count only if they know of other workers.
+    """
+    if not has_position(dataset):
+        inputs = datasets.inputs_of(dataset)
+        found = (of_pipelines(each, of_all=of_all) for each in inputs)
+        return "; ".join(filter(None, found))
+    recipe = dataset.recipe
+    plan = recipe.plan
+    if not of_all and max(plan.num_workers, plan.lines) == 1:
+        return ""
+    return (
+        f"{plan.limit} records, {plan.global_batch} in a step, of "
+        f"{plan.num_workers} workers, remainder={plan.remainder!r}, "
+        f"shuffle={recipe.shuffle}, {dataset.position.value}"
+    )

@@ -12,6 +12,7 @@ it a `GeneratorDataset`, which makes glibc map memory anew for all of more than
 
 import sys
 import threading
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,6 +20,7 @@ from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
 from tfscale.adapters.epochs import tell_steps
+from tfscale.mesh.inputs import common_configuration
 from tfscale.mesh.inputs.position_tracker import PositionTracker
 
 
@@ -68,11 +70,13 @@ class _MeshData:
         has_ordinary_iterator: Whether it was made with `ORDINARY_ITERATOR`.
         tracked: The `ResumableDataset` whose position is tracked, or None if
             the position moves by itself.
+        workers: The `Workers` that take its batches together, or None.
     """
 
     probe_batches = None
     has_ordinary_iterator = False
     tracked = None
+    workers: Any = None
     _tracker = None
 
     def __iter__(self):
@@ -80,6 +84,10 @@ class _MeshData:
         if not tf.executing_eagerly():
             return datasets.SharedIterator(super().__iter__(), is_ordinary)
         purpose, epochs = fitting.reader_of(self) or (None, None)
+        if self.workers is not None and epochs is not None:
+            common_configuration.check(
+                epochs, self.workers, begins=purpose != "probe"
+            )
         data, tracker = super(), None
         if purpose == "probe" and self.probe_batches is not None:
             data = super(_MeshData, self.probe_batches)

@@ -8,6 +8,7 @@ from tfscale._internals import symbols
 from tfscale.adapters import py_dataset
 from tfscale.collectives.workers import Workers
 from tfscale.graphs import dataset_graph
+from tfscale.mesh.inputs import common_configuration
 from tfscale.mesh.inputs import common_order
 from tfscale.mesh.inputs import uneven_data
 from tfscale.mesh.inputs.mesh_dataset import MeshDataset
@@ -55,6 +56,8 @@ class MeshInputs:
         epochs = fitting.epochs_in_creation()
         if epochs is None:
             return self._of_dataset(dataset, options)
+        if self._workers is not None:
+            common_configuration.check(epochs, self._workers, begins=False)
         distributed = self._of_dataset(dataset, options, _without_none)
         batches = py_dataset.first_batches_from_python(epochs)
         if batches is not None:
@@ -86,6 +89,7 @@ class MeshInputs:
             input_context=None if self._workers is None else context,
             options=self._options(options),
         )
+        distributed.workers = self._workers
         distributed.given_dataset = dataset
         distributed.has_ordinary_iterator = self._is_on_cpu and not options
         if is_read_ahead and has_position(dataset):
@@ -109,6 +113,7 @@ class MeshInputs:
             self._options(options),
         )
         distributed.has_ordinary_iterator = self._is_on_cpu and not options
+        distributed.workers = self._workers
         distributed.batches_per_step = len(self._devices)
         return distributed
 

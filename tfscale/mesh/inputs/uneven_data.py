@@ -7,6 +7,7 @@ until no worker has any.
 import tensorflow as tf
 
 from tfscale.collectives.workers import Workers
+from tfscale.mesh.inputs import common_order
 
 
 def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
@@ -18,7 +19,13 @@ def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
     length = int(dataset.cardinality())
     is_infinite = length == tf.data.INFINITE_CARDINALITY
     workers.coordination.check_same(
-        "dataset", f"{dataset.element_spec}, {is_infinite=}"
+        "dataset",
+        {
+            "dataset": f"{dataset.element_spec}, {is_infinite=}",
+            "order of `tfscale.data`": common_order.of_pipelines(
+                dataset, of_all=False
+            ),
+        },
     )
     lengths = workers.all_gather(tf.constant([length], tf.int64))
     longest, shortest = int(max(lengths)), int(min(lengths))
