@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 
 import keras
 import numpy as np
@@ -15,7 +14,7 @@ from tests import same_numbers
 from tests.tensor_parallel import optimizer_test
 from tests.tensor_parallel.optimizer_test import DATA
 from tests.tensor_parallel.optimizer_test import LAYOUTS
-from tfscale.step.checks import changed_gradients
+from tfscale.step import summed_gradients
 
 
 class Stepping(keras.Model):
@@ -40,20 +39,8 @@ class Stepping(keras.Model):
         return {"one": tf.ones(())}
 
 
-def untouched(model, gradients, x, y):
-    return gradients
-
-
-def halved(model, gradients, x, y):
-    return [-0.5 * g / 2.0 for g in gradients]
-
-
 def clipped(model, gradients, x, y):
     return tf.clip_by_global_norm(gradients, 0.01)[0]
-
-
-def clipped_by_value(model, gradients, x, y):
-    return [tf.clip_by_value(g, -0.1, 0.1) for g in gradients]
 
 
 def decayed(model, gradients, x, y):
@@ -76,11 +63,6 @@ def sharpness_aware(model, gradients, x, y):
     for variable, move in zip(model.trainable_variables, moves):
         variable.assign_sub(move)
     return gradients
-
-
-def normed(model, gradients, x, y):
-    norm = tf.function(lambda gradient: gradient / tf.norm(gradient))
-    return [norm(gradient) for gradient in gradients]
 
 
 def partly(model, gradients, x, y):
@@ -197,55 +179,7 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
                 tfscale.sum_gradients([tf.ones(1)], [variable])
 
 
-class Logging(Stepping):
-    """Logs the norm of its gradients, and a loss with a tape of its own."""
-
-    change = untouched
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            made = self(x, training=True)
-        slope = tf.reduce_mean(tape.gradient(made, x) ** 2)
-        gradients = self.gradients_of(x, y)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        norm = tf.linalg.global_norm(gradients)
-        return {"slope": slope, "norm": norm if self.logs else slope}
-
-
-class LoggedTest(parameterized.TestCase):
-    @parameterized.parameters(
-        (dict(data=2), False, True, True),
-        (dict(model=2), False, True, True),
-        (dict(data=2), True, True, False),
-        (dict(data=2), False, False, False),
-        (dict(), False, True, False),
-    )
-    def test_a_norm_of_parts_is_warned_of(self, axes, sums, logs, expected):
-        same_numbers.reset()
-        layouts = LAYOUTS if "model" in axes else None
-        kind = type("Model", (Logging,), {"logs": logs})
-        with tfscale.MeshStrategy(tfscale.device_mesh(**axes), layouts).scope():
-            model = model_of(untouched, sums, kind)
-            model.compile("sgd", "mse")
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            model.fit(**DATA, verbose=0)
-        texts = [str(w.message) for w in found]
-        texts = {text for text in texts if "a `train_step` logs" in text}
-        self.assertLen(texts, int(expected))
-        for text in texts:
-            self.assertIn("Received: 'norm', made of gradients of a", text)
-
-    def test_a_norm_of_microbatches_is_warned_of(self):
-        kind = type("Model", (Logging,), {"logs": True})
-        model = model_of(untouched, False, kind)
-        model.compile("sgd", "mse")
-        callback = tfscale.callbacks.GradientAccumulation(4)
-        with self.assertWarnsRegex(UserWarning, "'norm'.*of a microbatch"):
-            model.fit(**DATA, verbose=0, callbacks=[callback])
-
+class ShardsTest(parameterized.TestCase):
     def test_shards_that_meet_whole_variables_are_told_in_words(self):
         # TensorFlow said that dimensions must be equal, but are 4 and 8.
         for change in (decayed, sharpness_aware):
@@ -255,116 +189,28 @@ class LoggedTest(parameterized.TestCase):
                 fit_on(dict(model=2), change, sums=False)
 
 
-def fit_on(axes, change, sums=True, callbacks=(), build=None, **compile_):
-    """What is warned of in a fit."""
+def fit_on(axes, change, sums=True, **compile_):
     same_numbers.reset()
     layouts = LAYOUTS if "model" in axes else None
     with tfscale.MeshStrategy(tfscale.device_mesh(**axes), layouts).scope():
-        model = build() if build else model_of(change, sums)
+        model = model_of(change, sums)
         model.compile("sgd", "mse", **compile_)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        model.fit(**DATA, verbose=0, callbacks=list(callbacks))
-    texts = {str(w.message) for w in found if "by hand" in str(w.message)}
-    return texts
+    model.fit(**DATA, verbose=0)
 
 
-def sum_of_columns(gradients):
-    return tf.reduce_sum(gradients[0] + gradients[1], 0)
-
-
-class WarningTest(parameterized.TestCase):
-    @parameterized.parameters(
-        (dict(data=2), clipped, "replica, changed by L2Loss"),
-        (dict(data=2), clipped_by_value, "replica, changed by Minimum"),
-        (dict(data=2), decayed, "replica, changed by AddV2"),
-        (dict(data=2), sharpness_aware, None),
-        (dict(data=2), centralized, None),
-        (dict(data=2), halved, None),
-        (dict(data=2), untouched, None),
-        (dict(model=2), clipped, "shards of variables, changed by L2Loss"),
-        (dict(model=2), centralized, "shards of variables, changed by Mean"),
-        (dict(model=2), clipped_by_value, None),
-        (dict(model=2), halved, None),
-        (dict(model=2), untouched, None),
-        (dict(), clipped, None),
-    )
-    @pytest.mark.crossing(every=2)
-    def test_says_what_is_made_of_parts(self, axes, change, received):
-        found = fit_on(axes, change, sums=change is sharpness_aware)
-        if received is None:
-            self.assertEmpty(found)
-            return
-        (text,) = found
-        self.assertIn(received, text)
-        self.assertIn("tfscale.sum_gradients(gradients, variables)", text)
-
-    @parameterized.parameters((untouched, None), (normed, "PartitionedCall"))
-    def test_of_functions_those_of_the_forward_are_of_the_tape(
-        self, change, received
-    ):
-        # Of a grouped convolution Keras makes one: a plain ConvNeXt was warned
-        # of, because the tape calls the backward without a name of its own.
-        def build():
-            layer = keras.layers.Lambda(tf.function(tf.tanh), name="act")
-            x = inputs = keras.Input((12,))
-            x = layer(keras.layers.Dense(8, name="up")(x))
-            kind = type("Model", (Stepping,), {"change": change, "sums": False})
-            return kind(inputs, keras.layers.Dense(12, name="down")(x))
-
-        found = fit_on(dict(data=2), change, build=build)
-        self.assertLen(found, received is not None)
-        for text in found:
-            self.assertIn(f"changed by {received}", text)
-
-    @parameterized.parameters((clipped, "L2Loss"), (halved, None))
-    def test_of_microbatches(self, change, received):
-        callback = tfscale.callbacks.GradientAccumulation(4)
-        found = fit_on(dict(data=2), change, sums=False, callbacks=[callback])
-        if received is None:
-            self.assertEmpty(found)
-            return
-        (text,) = found
-        self.assertIn(f"the rows of a microbatch, changed by {received}", text)
-        self.assertIn("`clipnorm`", text)
-
-    def test_before_they_are_summed(self):
-        def change(model, gradients, x, y):
-            gradients = clipped(model, gradients, x, y)
-            variables = model.trainable_variables
-            return tfscale.sum_gradients(gradients, variables)
-
-        (text,) = fit_on(dict(data=2), change, sums=False)
-        self.assertIn("L2Loss", text)
-
-    def test_a_dim_that_is_not_known_is_no_other_one(self):
-        # A fit of a language model of keras_hub was warned of.
-        with tf.Graph().as_default():
-            open_ = tf.compat.v1.placeholder_with_default(
-                tf.ones([4, 3]), [4, None]
-            )
-            tensors = tf.ones([4, 3]), open_
-            with tf.GradientTape() as tape:
-                tape.watch(tensors)
-                loss = sum(tf.reduce_sum(x * x) for x in tensors)
-            gradients = tape.gradient(loss, tensors)
-            for change, is_one in ((tf.add_n, False), (sum_of_columns, True)):
-                origin = changed_gradients.Origin(change(gradients))
-                changed = origin.change(of_shards=True, of_rows=False)
-                self.assertEqual(changed is not None, is_one)
-
+class OriginTest(tf.test.TestCase):
     def test_the_second_gradients_of_a_functional_step_are_of_the_tape(self):
         # They come of sums through the forward, and are not sums.
         with tf.Graph().as_default():
             x = tf.ones([2])
-            total = changed_gradients.as_sum(tf.ones([2]))
+            total = summed_gradients.as_sum(tf.ones([2]))
             with tf.GradientTape() as tape:
                 moved = x + total
                 tape.watch(moved)
                 loss = tf.reduce_sum(moved * moved)
-            origin = changed_gradients.Origin(tape.gradient(loss, moved))
-            self.assertTrue(origin.is_of_tape)
-            self.assertFalse(origin.is_sum)
+            gradients = [tape.gradient(loss, moved), total * 2.0]
+            found = summed_gradients.are_sums(gradients, [None, None])
+            self.assertEqual(found, [False, True])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import collections
 import contextlib
 import functools
 import inspect
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -396,15 +395,6 @@ def container_of(handle: tf.Tensor) -> tf.Variable | None:
     """The variable of a strategy that has a component with this handle."""
     reference = getattr(handle, "_distributed_container", None)
     return None if reference is None else reference()
-
-
-def variable_name(handle: tf.Tensor) -> str:
-    """The name of the variable with this handle, which need not exist."""
-    container = container_of(handle)
-    if container is not None:
-        return container.name.partition(":")[0]
-    found = re.search(r'ResourceHandle\(name="(.*?)(/\d+)?"', str(handle))
-    return found.group(1) if found else handle.name
 
 
 def creation_number(variable: tf.Variable) -> int:

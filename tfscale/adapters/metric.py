@@ -8,7 +8,6 @@ from tfscale._internals import in_place
 from tfscale._internals import layers
 from tfscale._internals import symbols
 from tfscale.context import step_context
-from tfscale.step.checks import metric_trial
 
 
 class MeshMetric(in_place.Mixin):
@@ -30,15 +29,11 @@ class MeshMetric(in_place.Mixin):
 
 
 class ReplicatedMetric(in_place.Mixin):
-    """A custom metric on replicas, tried before its first update."""
+    """A custom metric on replicas, which may have no row."""
 
     def update_state(self, *args, **kwargs):
-        """See `keras.Metric.update_state`; refuses what is no sum."""
-        step = step_context.current()
-        # Replicas note moments; a user's own call is no step.
-        if step.moments is not None:
-            metric_trial.check(self, args, kwargs)
-        shard = step.batch_shard_in_graph
+        """See `keras.Metric.update_state`; of no rows nothing is kept."""
+        shard = step_context.current().batch_shard_in_graph
         if shard is None:
             return super().update_state(*args, **kwargs)
         before = [(v, tf.convert_to_tensor(v)) for v in self.variables]
@@ -48,16 +43,6 @@ class ReplicatedMetric(in_place.Mixin):
             new = tf.where(shard.rows > 0, variable, value)
             variable.assign(new)
         return result
-
-
-class DividedMetric(in_place.Mixin):
-    """A custom metric in microbatches, tried before its first update."""
-
-    def update_state(self, *args, **kwargs):
-        """See `keras.Metric.update_state`; warns of what a division changes."""
-        if step_context.current().batch_shard is not None:
-            metric_trial.check_divided(self, args, kwargs)
-        return super().update_state(*args, **kwargs)
 
 
 class MeanMetric(in_place.Mixin):
@@ -117,36 +102,27 @@ def _by_rows(metric, shard, values, *data):
 def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
     """Has metrics tell a step their results, and be updated by parts of it.
 
-    Custom ones are tried for replicas, or for microbatches only.
+    Only replicas may have no row, which custom ones are not written for.
     """
     for metric in model.metrics:
         in_place.put(metric, MeshMetric)
     trackers = set(map(id, attributes.loss_trackers(model)))
     _adapt_updates(
         [metric for metric in model.metrics if id(metric) not in trackers],
-        ReplicatedMetric if are_on_replicas else DividedMetric,
+        are_on_replicas,
     )
 
 
-def _adapt_updates(metrics, mixin):
+def _adapt_updates(metrics, are_on_replicas):
     for metric in metrics:
         update_state = metric.__class__.update_state
         if update_state is keras.metrics.Mean.update_state:
             in_place.put(metric, MeanMetric)
         elif update_state is keras.metrics.MeanMetricWrapper.update_state:
             in_place.put(metric, FunctionMetric)
-            if _is_of_function(metric):
-                in_place.put(metric, DividedMetric)
         elif not layers.is_of_keras(update_state):
-            in_place.put(metric, mixin)
+            if are_on_replicas:
+                in_place.put(metric, ReplicatedMetric)
             continue
         # Metrics given to `compile` are inside one of Keras.
-        _adapt_updates(getattr(metric, "metrics", ()), mixin)
-
-
-def _is_of_function(metric):
-    """Whether it is made of a function, and of no class of Keras."""
-    kind = metric.__class__
-    return kind is keras.metrics.MeanMetricWrapper or not layers.is_of_keras(
-        kind
-    )
+        _adapt_updates(getattr(metric, "metrics", ()), are_on_replicas)

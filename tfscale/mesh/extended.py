@@ -44,7 +44,6 @@ class MeshExtended(symbols.MirroredExtended):
     Attributes:
         config: The configuration of the strategy; see it for `num_replicas`,
             `num_model_ranks`, `sequence_parallel`, `workers` and `layouts`.
-        num_gathers: How often values of all replicas have been gathered.
         reducer: Sums the values of threads, over replicas and workers.
         rank_calls: How functions are called on model ranks.
         optimizer_states: How the states of optimizers are sharded.
@@ -62,7 +61,6 @@ class MeshExtended(symbols.MirroredExtended):
         self.num_model_ranks = config.num_model_ranks
         self.sequence_parallel = config.sequence_parallel
         self.workers = config.workers
-        self.num_gathers = 0
         self.pipelined: weakref.WeakValueDictionary = (
             weakref.WeakValueDictionary()
         )
@@ -230,7 +228,7 @@ class MeshExtended(symbols.MirroredExtended):
         # A `tf.function` has a separate graph in each replica, in which
         # replicas cannot exchange values.
         if not isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            fn = whole.checking_gradients(whole.with_input_dependencies(fn))
+            fn = whole.explaining(whole.with_input_dependencies(fn))
             if self._num_replicas_in_sync > 1:
                 prepare(fn)
                 fn = whole.prepared(fn, is_divided)
@@ -342,7 +340,6 @@ class MeshExtended(symbols.MirroredExtended):
 
     def _batch_gather_to(self, value_destination_pairs, axis, options=None):
         # Called by `all_gather`, once for all threads.
-        self.num_gathers += 1
         return [
             self.reducer.gathered(self._local_values(value), axis)
             if self.workers is not None

@@ -10,7 +10,7 @@ from tfscale.collectives import replica_collectives
 from tfscale.context import step_context
 from tfscale.mesh import gradient_reduction
 from tfscale.mesh.extended import MeshExtended
-from tfscale.step.checks import changed_gradients
+from tfscale.step import summed_gradients
 
 
 def sum_gradients(
@@ -99,12 +99,11 @@ def sum_gradients(
             "Leave out run_eagerly=True, or put `strategy.run` into a "
             "`tf.function`."
         )
-    _, unsummed = changed_gradients.origins_of(
-        gradients, variables, extended.has_several_replicas
-    )
+    are_sums = summed_gradients.are_sums(gradients, variables)
+    unsummed = [None if s else g for s, g in zip(are_sums, gradients)]
     sums = gradient_reduction.sum_over_replicas(extended, unsummed, variables)
     return [
-        gradient if total is None else changed_gradients.as_sum(_dense(total))
+        gradient if total is None else summed_gradients.as_sum(_dense(total))
         for gradient, total in zip(gradients, _whole(sums, variables, extended))
     ]
 

@@ -31,9 +31,6 @@ from tfscale._internals import symbols
 from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
 from tfscale.step import losses
-from tfscale.step.checks import across_rows
-from tfscale.step.checks import layer_state
-from tfscale.step.checks import loss_trial
 from tfscale.tensor_parallel import layer_losses
 
 
@@ -61,7 +58,6 @@ class BatchShard:
 
     Attributes:
         is_divided: Whether the loss has been divided for the sum over shards.
-        changes: The variables that layers assign to, or None.
     """
 
     def __init__(
@@ -86,7 +82,6 @@ class BatchShard:
         self.is_divided = False
         self.is_common = is_common
         self.is_of_keras = is_of_keras
-        self.changes: layer_state.Changes | None = None
         self._total = total
         self._all_rows = all_rows
         self._share = None
@@ -156,14 +151,8 @@ class BatchShard:
         """The result of a model's `compute_loss`; in replica context."""
         self.is_divided = True
         self._warn_of_divided_twice(model)
-        extended = tf.distribute.get_strategy().extended
-        gathers = getattr(extended, "num_gathers", 0)
         with losses.as_on_one_device():
             loss = compute_loss(*args, **kwargs)
-        if gathers == getattr(extended, "num_gathers", 0):
-            # A loss that gathers rows knows of the other replicas.
-            loss_trial.check(model, args, kwargs)
-        self._check_rows(model, *args, **kwargs)
         if loss is None:
             return None
         # A vector is logged as a mean, and minimised as a sum.
@@ -238,13 +227,6 @@ class BatchShard:
         share = tf.math.divide_no_nan(self.share, self.weight)
         return loss * tf.cast(share * self.num_replicas, loss.dtype)
 
-    def _check_rows(self, model, x=None, y=None, y_pred=None, *_, **__):
-        # With a weight it is a microbatch.
-        if self.changes is not None:
-            across_rows.check(model, x, y_pred, self.changes.data_of_others)
-        elif tf.is_tensor(self.weight):
-            across_rows.check(model, x, y_pred)
-
     def compiled_loss_of(
         self, compile_loss, y_true, y_pred, sample_weight
     ) -> tf.Tensor | None:
@@ -252,14 +234,10 @@ class BatchShard:
         if not compile_loss.built:
             # Keras could not call this model on its data.
             compile_loss.build(y_true, y_pred)
-        graph = tf.compat.v1.get_default_graph()
-        num_before = len(graph.get_operations())
         with step_context.within(batch_shard=None):
             found = losses.compiled_losses(
                 compile_loss, y_true, y_pred, sample_weight
             )
-        if self.changes is not None:
-            self.changes.note_since(graph, num_before)
         if not found:
             return None
         if not self.is_whole:

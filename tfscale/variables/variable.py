@@ -35,23 +35,7 @@ class _Common:
         if step.update is not None and step.update.is_on_trial:
             self._checked(value)
             return self
-        self._note(value)
         return super().assign(value, *args, **kwargs)
-
-    def assign_add(self, value, *args, **kwargs):
-        """See `tf.Variable.assign_add`."""
-        self._note(value)
-        return super().assign_add(value, *args, **kwargs)
-
-    def assign_sub(self, value, *args, **kwargs):
-        """See `tf.Variable.assign_sub`."""
-        self._note(value)
-        return super().assign_sub(value, *args, **kwargs)
-
-    def _note(self, value):
-        shard = step_context.current().batch_shard
-        if shard is not None and shard.changes is not None:
-            shard.changes.note(self, value)
 
     @property
     def whole_shape(self) -> tf.TensorShape:
@@ -202,6 +186,6 @@ def _registered(shape, dtype):
 def _dense(op, dy):
     del op
     # It may be the last operation of a tape, and is named like TensorFlow's:
-    # see step/checks/changed_gradients.py.
+    # see step/summed_gradients.py.
     with tf.name_scope("gradient_tape/"):
         return tf.identity(tf.convert_to_tensor(dy))

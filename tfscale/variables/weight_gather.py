@@ -167,7 +167,7 @@ def _with_gradient(whole, shard, dim, note=lambda gradient: None):
             # asked for other gradients. No update takes it, as it is whole.
             return [gradient]
         # It may be the last operation of a tape, and is named like
-        # TensorFlow's: see step/checks/changed_gradients.py.
+        # TensorFlow's: see step/summed_gradients.py.
         with tf.name_scope(BACKWARD):
             # Sparse rows of a lookup become dense.
             gradient = tf.convert_to_tensor(gradient)

@@ -69,15 +69,6 @@ class AddsScaled(keras.Model):
         return loss + keras.ops.sum(keras.ops.stack(self.losses))
 
 
-class Squared(keras.Model):
-    """No mean over rows."""
-
-    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        return keras.ops.square(
-            super().compute_loss(x, y, y_pred, sample_weight, training)
-        )
-
-
 class Adds(keras.layers.Layer):
     def call(self, x):
         self.add_loss(0.1 * keras.ops.mean(x**2))
@@ -200,11 +191,6 @@ class OwnLossTest(parameterized.TestCase):
         own.set_weights(plain.get_weights())
         loss = own.train_on_batch(*data)
         same_numbers.assert_close(loss, 10.0 * plain.train_on_batch(*data))
-
-    def test_what_is_no_mean_over_rows_is_warned_of(self):
-        model = pipeline(lambda: build(Squared, None))
-        with self.assertWarnsRegex(UserWarning, "mean over rows.*was none"):
-            model.train_on_batch(FEATURES[:6], VALUES[:6])
 
     @parameterized.named_parameters(
         ("reads_layer", ReadsLayer, r"a/kernel' of another stage.*return what"),

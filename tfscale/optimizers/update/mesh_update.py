@@ -18,7 +18,7 @@ from tfscale.mesh import gradient_reduction
 from tfscale.optimizers.lars import has_ratio
 from tfscale.optimizers.update import clipping
 from tfscale.optimizers.update import optimizer_checks
-from tfscale.step.checks import changed_gradients
+from tfscale.step import summed_gradients
 
 
 class MeshUpdate:
@@ -112,18 +112,17 @@ class MeshUpdate:
         if self.is_sharded:
             optimizer_checks.check(optimizer, variables, extended)
         if not are_sums:
-            origins, unsummed = changed_gradients.origins_of(
-                grads, variables, extended.has_several_replicas
-            )
+            summed = summed_gradients.are_sums(grads, variables)
+            unsummed = [None if s else g for s, g in zip(summed, grads)]
             sums = gradient_reduction.sum_over_replicas(
                 extended, unsummed, variables
             )
             grads = [
                 gradient_reduction.shard_gradient(extended, grad, variable)
-                if o.is_sum
+                if is_sum
                 else total
-                for o, grad, variable, total in zip(
-                    origins, grads, variables, sums
+                for is_sum, grad, variable, total in zip(
+                    summed, grads, variables, sums
                 )
             ]
         if self.is_sharded:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.collectives import rank_collectives
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.pipeline.stages import microbatch_warnings
+from tfscale.pipeline.stages import microbatch_checks
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
@@ -18,6 +18,7 @@ from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.pipeline.tracing.stage_losses import Targets
+from tfscale.step import losses
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
@@ -140,16 +141,18 @@ class Programs:
                 traced.append(of_ranks)
                 known.update(of_ranks[0].outputs)
             rows = self._spec(inputs[0]).shape[0]
-            microbatch_warnings.check_outputs(plan, known, rows)
+            microbatch_checks.check_outputs(plan, known, rows)
             stages_of_ranks = list(zip(*traced))
             stages = stages_of_ranks[0]
             last = stages[-1]
             if targets is not None:
-                microbatch_warnings.check_losses(plan, stages)
+                microbatch_checks.check_losses(plan, stages)
                 if self.model is not None and not last.keeps_added:
                     self._check_none_added(known)
             num_replicas = self.strategy.num_replicas_in_sync
-            microbatch_warnings.warn(plan, stages, num_replicas, training)
+            count = plan.schedule.microbatches_per_batch * num_replicas
+            if training and count > 1:
+                losses.warn_of_reduced(last.losses)
             divisors = None
             is_needed = training or (targets is not None and self.model)
             if is_needed and last.divisors is None and last.losses:

@@ -19,7 +19,6 @@ from tfscale.pipeline.tracing.stage_losses import Targets
 from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.step import batch_norm
 from tfscale.step import losses
-from tfscale.step.checks import layer_state
 from tfscale.variables.of_variable import is_overwritten
 
 
@@ -53,7 +52,6 @@ class StageGraph:
         input_gradients: Results of the backward for earlier stages, by key.
         weight_gradients: Results of the backward for the optimizer, by key.
         side_effects: Operations of the forward that run for their own sake.
-        assigns: Names of the variables of TensorFlow that these change.
         losses, gathered, batch_norms: See `TracedStage`.
         by_added: Of the last stage, the gradient of a `compute_loss` of the
             user's own by what layers add to it; None if there is none.
@@ -70,7 +68,6 @@ class StageGraph:
     input_gradients: dict = dataclasses.field(default_factory=dict)
     weight_gradients: dict = dataclasses.field(default_factory=dict)
     side_effects: list = dataclasses.field(default_factory=list)
-    assigns: list = dataclasses.field(default_factory=list)
     losses: tuple = ()
     gathered: dict = dataclasses.field(default_factory=dict)
     batch_norms: dict = dataclasses.field(default_factory=dict)
@@ -150,7 +147,6 @@ class StageGraph:
             for operation in graph.get_operations()
             if operation.op_def.is_stateful and not operation.outputs
         ]
-        self.assigns = layer_state.assigned_names(graph)
         inputs = {
             v: values[v]
             for v in stage.inputs

@@ -14,7 +14,6 @@ from tfscale.context import step_context
 from tfscale.pipeline.tracing import keys
 from tfscale.step import losses
 from tfscale.step.batch_shard import BatchShard
-from tfscale.step.checks import loss_trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +113,6 @@ def _of_user(targets, args, argument, training, is_whole):
         losses.as_on_one_device(),
     ):
         value = model.compute_loss(*args, **options)
-    if not is_whole:
-        loss_trial.check(targets.model, args, options)
     value = tf.convert_to_tensor(value)
     if value.shape.rank != 0:
         raise ValueError(

@@ -32,7 +32,6 @@ from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.pipeline.tracing.stage_losses import Targets
 from tfscale.step import losses
-from tfscale.step.checks import across_rows
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
@@ -51,8 +50,6 @@ class TracedStage:
         losses: Of the last stage, those of `compile`, or of `compute_loss`.
         gathered: Of the last stage, the outputs that model ranks return in
             shards, and the dim of these.
-        mixes_rows: Describes operations of the forward that mix rows.
-        assigns: Names of variables of TensorFlow that the forward changes.
         batch_norms: The layers, and numbers of channels, of its `Moments`.
         keeps_added: Whether its loss has what layers add as a summand.
     """
@@ -63,8 +60,6 @@ class TracedStage:
     sums: dict[Any, tf.TensorSpec]
     losses: tuple[losses.CompiledLoss, ...]
     gathered: dict[Value, int]
-    mixes_rows: list[str]
-    assigns: list[str]
     batch_norms: dict[
         keys.Moments, list[tuple[keras.layers.BatchNormalization, int]]
     ]
@@ -199,8 +194,6 @@ def _split(wrapped, graphs, devices=((),)):
             sums=_specs(graph.weight_gradients),
             losses=graph.losses,
             gathered=graph.gathered,
-            mixes_rows=_mixes_rows(graph),
-            assigns=graph.assigns,
             batch_norms=graph.batch_norms,
             keeps_added=_keeps_added(wrapped, graph),
         )
@@ -222,18 +215,6 @@ def _early_divisors(wrapped, graph):
     return phases.split(
         wrapped, graph.arguments, [spec], jit_compile=jit_compile
     )[0]
-
-
-def _mixes_rows(graph):
-    def of_kind(kind, tensors):
-        return [x for key, x in tensors.items() if isinstance(key, kind)]
-
-    return across_rows.mixing_operations(
-        of_kind(keys.Activation, graph.arguments),
-        of_kind(keys.Activation, graph.forward),
-        # There is another warning for variables that a layer changes.
-        {x.op for x in of_kind(keys.NewState, graph.forward)},
-    )
 
 
 def _keeps_added(wrapped, graph):

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.mesh.gradient_reduction import scatter_microbatch
 from tfscale.step import batch_shard
-from tfscale.step.checks import changed_gradients
 from tfscale.variables import gather_again
 
 
@@ -63,13 +62,6 @@ class GradientCapture:
                 "away: `fit` puts the whole step into one."
             )
         self._has_captured = True
-        changed_gradients.warn_of_changed(
-            [changed_gradients.Origin(gradient) for gradient in grads],
-            of_shards=False,
-            of_rows="a microbatch",
-            advice="Clip by `clipnorm` or `global_clipnorm` of the optimizer, "
-            "or give it an `apply` of its own, which gets those of the batch.",
-        )
         extended = tf.distribute.get_strategy().extended
         if getattr(extended, "gathers_weights", False):
             if self.weight is self._full_weight:

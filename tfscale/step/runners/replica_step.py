@@ -27,8 +27,6 @@ from tfscale.mesh.gradient_noise import squared_norms
 from tfscale.step import batch_norm
 from tfscale.step import losses
 from tfscale.step.batch_shard import BatchShard
-from tfscale.step.checks import changed_gradients
-from tfscale.step.checks import layer_state
 from tfscale.step.microbatches import Microbatches
 from tfscale.step.runners import checks
 from tfscale.step.runners.gradient_capture import GradientCapture
@@ -64,17 +62,15 @@ class ReplicaStep:
         self._train_step = train_step
         self._rows = tf.cast(self.batch.num_rows, losses.precision())
         self._noise = noise if replicas == 1 else None
-        self._try(data, num_microbatches)
+        self._try(data)
 
-    def _try(self, data, num_microbatches):
+    def _try(self, data):
         found = []
 
         def record(tensor):
             found.append(tensor)
             return tensor
 
-        graph = tf.compat.v1.get_default_graph()
-        num_before = len(graph.get_operations())
         with NotingScope(collect_losses=True) as scope:
             try:
                 logs, capture, noted = self._run(data, record, 1.0)
@@ -90,17 +86,7 @@ class ReplicaStep:
                 for name, value in _flat(logs)
             ]
         capture.check()
-        changed_gradients.warn_of_logged(
-            logs,
-            "a microbatch",
-            "Compute it in an `apply` of the optimizer, which gets all.",
-        )
         checks.check_updates(self._model, scope.changed)
-        if num_microbatches != 1:
-            assigned = layer_state.assigned_names(graph, num_before)
-            layer_state.warn_in_microbatches(
-                self._model, scope.changed, assigned
-            )
         *self._totals, rows = _sums_at_once(
             noted, [*found, noted.in_its_row(self._rows)]
         )

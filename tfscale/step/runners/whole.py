@@ -15,10 +15,8 @@ from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import adapt_model
 from tfscale.context import step_context
 from tfscale.step import batch_norm
+from tfscale.step import shard_errors
 from tfscale.step.batch_shard import BatchShard
-from tfscale.step.checks import across_rows
-from tfscale.step.checks import changed_gradients
-from tfscale.step.checks import layer_state
 
 
 def prepared(fn: Callable, is_divided: bool) -> Callable:
@@ -29,7 +27,6 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     """
     model = model_of(fn)
     predicting = attributes.predicting_model(fn)
-    replica_data: list[Any] | None = [] if is_divided else None
     if model is not None:
         _check_metrics(model)
         adapt_metrics(model, are_on_replicas=True)
@@ -40,11 +37,11 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     @functools.wraps(fn)
     def step(*args, **kwargs):
         with batch_norm.noting():
-            if predicting is not None and replica_data is not None:
-                return _predict(predicting, fn, replica_data, *args, **kwargs)
+            if predicting is not None and is_divided:
+                return _predict(fn, *args, **kwargs)
             if model is None:
                 return fn(*args, **kwargs)
-            logs = _run_on_shard(model, fn, replica_data, *args, **kwargs)
+            logs = _run_on_shard(model, fn, is_divided, *args, **kwargs)
             if not is_divided:
                 _count_once(model)
             return logs
@@ -86,41 +83,31 @@ def _count_once(model):
             variable.assign(tf.where(is_first, value, tf.zeros_like(value)))
 
 
-def _predict(model, fn, replica_data, *args, **kwargs):
-    """Predicts, and warns of a model that mixes the rows of a replica."""
+def _predict(fn, *args, **kwargs):
+    """Predicts on a shard, which may have no row."""
     data = keras.tree.flatten((args, kwargs))
-    replica_data.append(data)
     batch_shard = BatchShard.of_replica(data, has_loss=False)
     with step_context.within(batch_shard=batch_shard):
-        outputs = fn(*args, **kwargs)
-    others = [x for each in replica_data if each is not data for x in each]
-    across_rows.check(model, data, outputs, others, in_predict=True)
-    return outputs
+        return fn(*args, **kwargs)
 
 
-def _run_on_shard(model, fn, replica_data, *args, **kwargs):
-    """Runs a step on a shard, which joins those of the other replicas."""
+def _run_on_shard(model, fn, is_divided, *args, **kwargs):
+    """Runs a step on a shard, or on rows that all replicas have."""
     data = keras.tree.flatten((args, kwargs))
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     layers = attributes.flatten_layers(model)
-    is_common = replica_data is None
     batch_shard = BatchShard.of_replica(
         data,
         layers,
-        is_common=is_common,
+        is_common=not is_divided,
         is_of_keras=attributes.is_step_of_keras(
             model, getattr(fn, "__name__", "")
         ),
     )
-    if replica_data is not None and batch_shard.num_replicas > 1:
-        batch_shard.changes = layer_state.Changes(model, data, replica_data)
     with step_context.within(batch_shard=batch_shard):
         logs = fn(*args, **kwargs)
-        logs = keras.tree.map_structure(batch_shard.logged, logs)
-    if batch_shard.changes is not None:
-        batch_shard.changes.warn()
-    return logs
+        return keras.tree.map_structure(batch_shard.logged, logs)
 
 
 def with_input_dependencies(fn: Callable) -> Callable:
@@ -159,23 +146,16 @@ def _of_any_rows(value):
     return tf.compat.v1.placeholder_with_default(value, shape)
 
 
-def checking_gradients(fn: Callable) -> Callable:
-    """Has a function warn of what its `train_step` does to local gradients."""
+def explaining(fn: Callable) -> Callable:
+    """Has a function explain errors of shards in its `train_step`."""
     model = model_of(fn)
-    if model is None or model.__class__.train_step is keras.Model.train_step:
+    if model is None or attributes.is_step_of_keras(model, "train_step"):
         return fn
 
     @functools.wraps(fn)
     def run(*args, **kwargs):
-        with changed_gradients.explained(model.trainable_variables):
-            logs = fn(*args, **kwargs)
-        changed_gradients.warn_of_logged(
-            logs,
-            "a replica or of a model rank",
-            "Sum them before, `tfscale.sum_gradients(gradients, variables)`, "
-            "and log what is made of the sums.",
-        )
-        return logs
+        with shard_errors.explained(model.trainable_variables):
+            return fn(*args, **kwargs)
 
     return run
 

@@ -1,13 +1,9 @@
-"""Checks where the numbers of microbatches differ from those of one device."""
+"""Checks losses and outputs of a pipeline's microbatches, before it runs."""
 
-import warnings
 from collections.abc import Sequence
 
-from tfscale._internals import attributes
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
-from tfscale.step import losses
-from tfscale.step.checks import across_rows
 
 
 def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
@@ -55,41 +51,3 @@ def _is_without_rows(shape, rows):
         return False
     # With frames folded into the batch there are several for each row.
     return rows is None or shape[0] == 0 or shape[0] % rows != 0
-
-
-def warn(
-    plan: PipelinePlan, stages: Sequence, num_replicas: int, training: bool
-) -> None:
-    """Warns of numbers that differ from those of one device."""
-    num_microbatches = plan.schedule.microbatches_per_batch
-    if num_microbatches * num_replicas > 1:
-        across_rows.warn(
-            plan.graph.functional, [x for s in stages for x in s.mixes_rows]
-        )
-        if training:
-            losses.warn_of_reduced(stages[-1].losses)
-    if num_microbatches == 1 or not training:
-        return
-    changed = {
-        key.number
-        for s in stages
-        for key in s.outputs
-        if isinstance(key, keys.NewState)
-    }
-    # Every call should change seeds and metrics.
-    expected = set()
-    for layer in plan.graph.layers:
-        expected.update(map(id, layer.metrics_variables))
-        generators = attributes.direct_generators(layer)
-        expected.update(id(generator.state) for generator in generators)
-    variables = [plan.variables[number] for number in sorted(changed)]
-    paths = [v.path for v in variables if id(v) not in expected]
-    for path in [*paths, *(name for s in stages for name in s.assigns)]:
-        warnings.warn(
-            "A layer is called once per microbatch, and on one device once per "
-            f"batch. Received: the variable {path!r}, which each call changes: "
-            f"{num_microbatches} times per step. A counter, or an average of "
-            "what each call sees, comes out differently. Use "
-            "`PipelineModel(model, num_microbatches=1)` if that matters.",
-            stacklevel=2,
-        )

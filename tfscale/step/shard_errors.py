@@ -1,0 +1,39 @@
+"""Explains errors of a `train_step` that mixes shards with whole tensors."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from tfscale.variables.of_variable import sharding_of
+
+_BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
+
+
+@contextlib.contextmanager
+def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Within it, an error of mixing shards with whole tensors is explained."""
+    try:
+        yield
+    except ValueError as error:
+        sharded = [
+            v.path for v in variables if sharding_of(v).model_dim is not None
+        ]
+        graph = tf.compat.v1.get_default_graph()
+        if (
+            not sharded
+            or not re.search("[Dd]imension|[Ss]hape", str(error))
+            or not any(_BACKWARD.search(x.name) for x in graph.get_operations())
+        ):
+            raise
+        raise ValueError(
+            "Gradients of variables that model ranks divide are shards, and "
+            "what a `train_step` adds to them or assigns must be of the same "
+            f"shape. Received: gradients of {', '.join(sharded[:3])}, and an "
+            "operation after the tape that failed. Put them together before: "
+            "`gradients = tfscale.sum_gradients(gradients, variables)`, which "
+            f"`optimizer.apply` takes as they are. It failed by: {error}"
+        ) from error
