@@ -108,6 +108,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/cached_activations.py", "in_place.put of suffix"),
     ("tfscale/adapters/cached_activations.py", "in_place.put of wrapper"),
     ("tfscale/callbacks/layer_freezing.py", "layer.trainable"),
+    ("tfscale/comparison/random_layers.py", "setattr of layer"),
     ("tfscale/_internals/fitting.py", "epochs._current_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._epoch_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._num_batches"),
@@ -208,7 +209,7 @@ LAYERS = (
         "tfscale/serving/",
     ),
     ("tfscale/callbacks/",),
-    ("tfscale/parameter_server/",),
+    ("tfscale/parameter_server/", "tfscale/comparison/"),
     ("tfscale/__init__.py",),
     ("tfscale/launch/", "tfscale/selfcheck.py"),
 )

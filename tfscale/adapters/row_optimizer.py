@@ -3,12 +3,16 @@
 Keras' optimizers on TensorFlow square each occurrence instead of the sum. The
 gradient stays a list of rows, so servers receive the rows of the batch and not
 the table. Values that all updates of a step share, the learning rate and
-`iterations`, are sent once.
+`iterations`, are sent once. On one device, where a comparison needs it,
+gradients become dense.
 """
+
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale.graphs.noting_scope import WrittenAtOnce
 
@@ -36,6 +40,37 @@ class SummedRows(in_place.Mixin):
 def adapt_row_optimizer(optimizer: keras.Optimizer) -> None:
     """Has an optimizer of parameter servers receive each row once."""
     in_place.put(optimizer, SummedRows)
+
+
+class DenseGradients(in_place.Mixin):
+    """Members that are put before the class of an optimizer.
+
+    Attributes:
+        largest: The largest magnitude of a gradient so far, by the id of its
+            variable; empty if nobody asks.
+    """
+
+    largest: dict[int, tf.Variable]
+
+    def apply(self, grads, trainable_variables=None):
+        """See `keras.optimizers.Optimizer`."""
+        dense = [g if g is None else tf.convert_to_tensor(g) for g in grads]
+        variables = trainable_variables
+        if variables is None:
+            variables = attributes.optimized_variables(self)
+        for gradient, variable in zip(dense, variables):
+            seen = self.largest.get(id(variable))
+            if seen is not None and gradient is not None:
+                now = tf.reduce_max(tf.abs(tf.cast(gradient, seen.dtype)))
+                seen.assign(tf.maximum(seen, now))
+        return super().apply(dense, trainable_variables)
+
+
+def adapt_dense_optimizer(
+    optimizer: keras.Optimizer, largest: dict[int, Any] | None = None
+) -> None:
+    """Has an optimizer add up the rows of each lookup first."""
+    in_place.put(optimizer, DenseGradients, largest=largest or {})
 
 
 def _summed(gradient):

@@ -1,0 +1,3 @@
+"""Compares a training on one device with the same under a strategy."""
+
+__all__: list[str] = []
