@@ -310,12 +310,19 @@ class WrongMeshTest(parameterized.TestCase):
             "Rename 'batch'",
         )
 
-    def test_model_axis_over_which_nothing_is_divided(self):
-        with tfscale.MeshStrategy(tfscale.device_mesh(model=2)).scope():
+    @parameterized.parameters(
+        (None, "None"),
+        ({}, "{}"),
+        # Each rank would train all of it, in silence.
+        ({".*kernel": (None, None)}, "{'.*kernel': .None, None.}"),
+    )
+    def test_model_axis_over_which_nothing_is_divided(self, layouts, named):
+        mesh = tfscale.device_mesh(model=2)
+        with tfscale.MeshStrategy(mesh, layouts).scope():
             model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
             model.compile("sgd", "mse")
         with self.assertRaisesRegex(
-            ValueError, "'model' axis.*size 2, layout_map=None.*auto_layout_map"
+            ValueError, f"'model' axis.*size 2, layout_map={named}.*auto_layout"
         ):
             model.fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
 

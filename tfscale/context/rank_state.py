@@ -6,6 +6,8 @@ from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tfscale.context import step_context
 
 
@@ -15,7 +17,7 @@ class RankState:
 
     Attributes:
         devices: The devices of a strategy's call, if not one of each replica.
-        graph: The graph of the ranks' collectives, or None.
+        graph: The graph in which ranks call layers and meet, or None.
         replica: The number of the replica, a tensor, in a function that is
             traced once for all of them; else None.
         reads_shards: Whether a sharded variable is this rank's shard.
@@ -47,6 +49,17 @@ class RankState:
 def current() -> RankState:
     """The state of this thread."""
     return step_context.current().ranks or _NOTHING
+
+
+def is_in_nested_graph() -> bool:
+    """Whether this thread traces a branch, a loop or a function of a layer.
+
+    Ranks cannot exchange values there.
+    """
+    graph = current().graph
+    if graph is None or tf.executing_eagerly():
+        return False
+    return graph is not tf.compat.v1.get_default_graph()
 
 
 def within(**changes: Any) -> contextlib.AbstractContextManager[None]:

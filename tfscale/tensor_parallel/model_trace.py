@@ -164,7 +164,8 @@ def trace_model(
 
     def run():
         # In a separate graph, also within a replica.
-        with rank_state.within(replica=None, recorder=records):
+        graph = tf.compat.v1.get_default_graph()
+        with rank_state.within(replica=None, recorder=records, graph=graph):
             made.update(_call(model, records, inputs, modes))
 
     graph = tf.compat.v1.wrap_function(run, []).graph

@@ -72,10 +72,12 @@ def _how(call, shardings):
     if call is None or not (sharded or call.rule):
         return "replicated", (), None
     rule = call.rule
+    missing = sum(s.num_bytes - s.local_bytes for s in shardings)
+    gathers = (f"all-gather of weights, {readable_bytes(missing)}",)
     if rule is None:
-        missing = sum(s.num_bytes - s.local_bytes for s in shardings)
-        size = readable_bytes(missing)
-        return "gathered", (f"all-gather of weights, {size}",), None
+        return "gathered", gathers, None
+    if call.runs_nested and not call.runs_by_rule:
+        return "gathered", gathers, _NESTED
     how, reason = _kind(rule), None
     if rule.stays_sharded:
         how += "\noutput sharded"
@@ -85,6 +87,12 @@ def _how(call, shardings):
         if reason is None:
             reason = _why_whole(rule) if call.is_decided else analysis.NOT_SEEN
     return how, rule.collectives, reason
+
+
+_NESTED = (
+    "a branch, a loop or a function of another layer calls it, where ranks "
+    "cannot meet; loops of Python are unrolled"
+)
 
 
 def _why_whole(rule):

@@ -106,8 +106,9 @@ class Layouts:
         _check_map(layout_map)
         sizes = dict(zip(mesh.axis_names, mesh.shape))
         self.size = sizes.get(AXIS, 1)
-        self._may_be_idle = layout_map is not None or self.size == 1
+        self._divides_something = self.size == 1
         self._axes = {}
+        self._given = None if layout_map is None else self._axes
         self._found = set()
         self._matched = set()
         self._ignored = {}
@@ -144,7 +145,7 @@ class Layouts:
                 dims = range(len(shape))
                 asked = tuple(AXIS if d == declared else None for d in dims)
                 self._check_divisible(path, shape, declared, asked)
-                self._may_be_idle = True
+                self._divides_something = True
             return declared
         self._matched.add(pattern)
         axes = self._axes[pattern]
@@ -167,6 +168,7 @@ class Layouts:
             )
         if dim is not None:
             self._check_divisible(path, shape, dim, axes)
+            self._divides_something = True
         return dim
 
     def data_dim(self, path: str, shape: tuple[int, ...]) -> int | None:
@@ -191,16 +193,9 @@ class Layouts:
 
     def check_all_matched(self, variables: Iterable) -> None:
         """Raises if a pattern has no match, or nothing is sharded at all."""
-        if not self._may_be_idle:
-            raise ValueError(
-                "Something must be sharded over a 'model' axis. Received: an "
-                f"axis of size {self.size}, layout_map=None, and no layer of "
-                "`tfscale.layers` made in the scope of the strategy. Pass a "
-                "`keras.distribution.LayoutMap`, as "
-                "`tfscale.auto_layout_map` makes one."
-            )
         unmatched = self.unmatched()
         if not unmatched:
+            self._check_divides_something()
             return
         paths = [getattr(v, "path", v) for v in variables]
         told, others = unmatched[:_MAX_TOLD], unmatched[_MAX_TOLD:]
@@ -213,6 +208,18 @@ class Layouts:
             + "\n".join(lines)
             + "\nCorrect them or leave them out; `variable.path` is what they "
             "are matched with." + ("" if paths else _NO_PATHS)
+        )
+
+    def _check_divides_something(self):
+        if self._divides_something:
+            return
+        raise ValueError(
+            f"Something must be sharded over a {AXIS!r} axis, or each of its "
+            "ranks trains the whole model. Received: an axis of size "
+            f"{self.size}, layout_map={self._given}, and no layer of "
+            "`tfscale.layers` made in the scope of the strategy. Pass a "
+            "`keras.distribution.LayoutMap`, as `tfscale.auto_layout_map` "
+            "makes one."
         )
 
     def _pattern_for(self, path):

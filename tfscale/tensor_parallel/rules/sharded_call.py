@@ -85,6 +85,9 @@ class ShardedCall:
         self.is_found = True
         # Why it gathers its output at once, by the last analysis.
         self.reason = None
+        # Where it has been called: in a branch, a loop or a function of a
+        # layer, where it runs whole, and where it runs by its rule.
+        self.runs_nested = self.runs_by_rule = False
 
     @property
     def rule(self) -> Rule | None:
@@ -108,6 +111,7 @@ class ShardedCall:
                 self._layer.input_spec = None
             self._kind, self._rule = kind, rule
             self.is_decided, self.reason = False, None
+            self.runs_nested = self.runs_by_rule = False
         return self._rule
 
     def run(self, call, /, *args, **kwargs):
@@ -115,11 +119,16 @@ class ShardedCall:
         rule = self.rule
         if rule is None:
             return call(*args, **kwargs)
+        if rank_state.is_in_nested_graph():
+            # Its variables are gathered outside, where they are read.
+            self.runs_nested = True
+            return call(*args, **kwargs)
         recorder = rank_state.current().recorder
+        if recorder is None and rank_collectives.num_ranks() == 1:
+            return call(*args, **kwargs)
+        self.runs_by_rule = True
         if recorder is not None:
             return self._record(recorder, call, args, kwargs)
-        if rank_collectives.num_ranks() == 1:
-            return call(*args, **kwargs)
         self._apply_decision(rule)
         return rule.run(*args, **kwargs)
 

@@ -137,6 +137,8 @@ class Boundary:
 
     def run(self, method: Callable, args, kwargs):
         """Calls a method, by the plan of this thread if there is one."""
+        if rank_state.is_in_nested_graph():
+            return method(*args, **kwargs)
         recorder = rank_state.current().recorder
         if recorder is not None:
             return recorder.run_with_edges(self, method, args, kwargs)

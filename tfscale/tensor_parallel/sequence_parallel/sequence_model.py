@@ -132,6 +132,7 @@ class ModelCall:
             rank_state.current().recorder is None
             and sequence.current() is None
             and rank_collectives.num_ranks() > 1
+            and not rank_state.is_in_nested_graph()
         ):
             training = kwargs.get("training", args[0] if args else None)
             plan = self.plan_for(inputs, bool(training))
