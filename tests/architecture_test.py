@@ -189,7 +189,7 @@ LAYERS = (
     (
         "tfscale/mesh/",
         "tfscale/variables/",
-        "tfscale/optimizers/update/",
+        "tfscale/mesh/update/",
     ),
     ("tfscale/data/packing.py", "tfscale/data/single_device.py"),
     ("tfscale/data/sources/",),

@@ -140,7 +140,7 @@ def sums_of(step):
 # model ranks sum.
 OF_ONE_DEVICE = {
     "backup/state/variables.py": "values in a backup",
-    "optimizers/update/clipping.py": "squares of gradients",
+    "mesh/update/clipping.py": "squares of gradients",
     "mesh/gradient_noise.py": "squares of gradients",
     "pipeline/running/batch_loss.py": "terms of losses",
     "pipeline/running/step.py": "gradients of a variable that stages share",

@@ -28,11 +28,11 @@ from tfscale.mesh.rank_calls import on_thread
 from tfscale.mesh.replica_checks import check
 from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.mesh.replica_checks import prepare
-from tfscale.optimizers.update import mixed_update
+from tfscale.mesh.update import mixed_update
+from tfscale.mesh.variable_creator import VariableCreator
 from tfscale.step.packed_logs import PackedLogs
 from tfscale.step.runners import whole
 from tfscale.variables import zero
-from tfscale.variables.variable_creator import VariableCreator
 
 
 class MeshExtended(symbols.MirroredExtended):

@@ -25,8 +25,8 @@ from tfscale._internals import symbols
 from tfscale.collectives import rank_collectives
 from tfscale.context import step_context
 from tfscale.fit.fit import Fit
-from tfscale.optimizers.update.clipping import is_sharded
-from tfscale.optimizers.update.clipping import squares
+from tfscale.mesh.update.clipping import is_sharded
+from tfscale.mesh.update.clipping import squares
 
 
 class GradientNoise:

@@ -12,8 +12,8 @@ from tfscale._internals import attributes
 from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
 from tfscale.callbacks import GradientNoiseScale
+from tfscale.mesh.update.optimizer_checks import NOT_ELEMENTWISE
 from tfscale.optimizers.lars import LARS
-from tfscale.optimizers.update.optimizer_checks import NOT_ELEMENTWISE
 from tfscale.parameter_server.strategy import ParameterServerStrategy
 
 _NOT_ELEMENTWISE = (LARS, *NOT_ELEMENTWISE)

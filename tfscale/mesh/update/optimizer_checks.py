@@ -13,8 +13,8 @@ from tfscale._internals import layers
 from tfscale._internals import symbols
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
+from tfscale.mesh.update import optimizer_trial
 from tfscale.optimizers.lars import LARS
-from tfscale.optimizers.update import optimizer_trial
 
 # Their updates need the whole of a variable.
 NOT_ELEMENTWISE = (

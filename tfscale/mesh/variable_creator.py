@@ -12,7 +12,7 @@ from tfscale._internals import symbols
 from tfscale.adapters.layer import adapt_layer
 from tfscale.adapters.optimizer import adapt_optimizer
 from tfscale.mesh.device_grid import host_of
-from tfscale.optimizers.update.mesh_update import MeshUpdate
+from tfscale.mesh.update.mesh_update import MeshUpdate
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.layouts.layouts import Layouts
 from tfscale.tensor_parallel.rules import sharded_call

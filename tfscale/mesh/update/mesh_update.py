@@ -15,9 +15,9 @@ from tfscale.collectives import replica_collectives
 from tfscale.context import step_context
 from tfscale.mesh import device_grid
 from tfscale.mesh import gradient_reduction
+from tfscale.mesh.update import clipping
+from tfscale.mesh.update import optimizer_checks
 from tfscale.optimizers.lars import has_ratio
-from tfscale.optimizers.update import clipping
-from tfscale.optimizers.update import optimizer_checks
 from tfscale.step import summed_gradients
 
 

@@ -10,7 +10,7 @@ from keras import ops
 import tfscale
 from tests import same_numbers
 from tests.tensor_parallel import optimizer_test
-from tfscale.optimizers.update import optimizer_trial
+from tfscale.mesh.update import optimizer_trial
 from tfscale.variables.sharding import Sharding
 
 SGD = keras.optimizers.SGD
