@@ -14,14 +14,14 @@ from tfscale.data.sources.fetched_source import array_records
 from tfscale.data.sources.file_source import files
 from tfscale.data.sources.hugging_face_source import hugging_face
 from tfscale.data.sources.image_source import image_folder
+from tfscale.data.sources.json_source import json_lines
 from tfscale.data.sources.mix_source import mix
 from tfscale.data.sources.pack_source import pack
 from tfscale.data.sources.pack_source import packed_attention_mask
+from tfscale.data.sources.parquet_source import parquet
 from tfscale.data.sources.photo_source import photo_patches
 from tfscale.data.sources.stream_source import dataset
 from tfscale.data.sources.stream_source import tfds
-from tfscale.data.sources.table_source import json_lines
-from tfscale.data.sources.table_source import parquet
 from tfscale.data.sources.tar_source import webdataset
 from tfscale.data.sources.text_source import text
 from tfscale.data.sources.text_source import tokens

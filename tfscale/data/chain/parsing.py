@@ -71,7 +71,7 @@ def of_one(parse_batch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _comes_in_batches(source):
-    if source.decode is not None:
+    if source.decode is not None and not source.takes_batches:
         return False
     if isinstance(source, IndexedSource):
         return source.gather is not None
@@ -86,7 +86,8 @@ def _compare(recipe, parse_batch):
     want = next(iter(recipe.map_parsed(records).batch(_TRIED)))
     for size in (_TRIED, 3):  # nothing may depend on the batch
         batches = mapped(
-            records.batch(size), lambda batch: call(parse_batch, batch)
+            records.batch(size),
+            lambda batch: call(parse_batch, recipe.decoded(batch)),
         )
         keras.tree.assert_same_structure(want, batches.element_spec)
         found = zip(*map(tf.nest.flatten, batches), strict=True)

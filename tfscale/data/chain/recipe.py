@@ -103,16 +103,21 @@ class Recipe:
             return make()
         return self.cache.get_or_make(index, make)
 
+    def decoded(self, record):
+        """The record, or the batch of records, after its source's decoder."""
+        decode = self.source.decode
+        return record if decode is None else call(decode, record)
+
     def parsed(self, record):
         """The record after the decoder of its source and `parse`."""
-        for function in (self.source.decode, self.parse):
-            if function is not None:
-                record = call(function, record)
-                if record is None:
-                    raise TypeError(
-                        "`parse` must return the parsed record. Received: "
-                        "None. Is there a `return`?"
-                    )
+        record = self.decoded(record)
+        if self.parse is not None:
+            record = call(self.parse, record)
+        if record is None:
+            raise TypeError(
+                "`parse` must return the parsed record. Received: None. Is "
+                "there a `return`?"
+            )
         return record
 
     @property
@@ -128,6 +133,7 @@ class Recipe:
 
     def parsed_batch(self, batch):
         """A parsed batch of records, along its first dimension."""
+        batch = self.decoded(batch)
         if self.parse_batch is None:
             return batch
         batch = call(self.parse_batch, batch)

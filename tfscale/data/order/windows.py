@@ -23,6 +23,7 @@ from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import Source
+from tfscale.data.sources.source import scalar_strings
 
 _FAR = 1 << 60  # a position after all others
 _INTERLEAVED_READS = 16  # at a time; most wait for a remote file system
@@ -202,8 +203,9 @@ class _WindowReader:
         step = (positions - start) // self._plan.global_batch
         heads = stream.heads_of(where, step, self._plan)
         keys = stream.keys_of(heads, records, positions, final, self._plan)
-        strings = [t for t in tf.nest.flatten(raw) if t.dtype == tf.string]
-        checks = [self._check(records, tensor) for tensor in strings]
+        checks = [
+            self._check(records, tensor) for tensor in scalar_strings(raw, 1)
+        ]
         with tf.control_dependencies(checks):
             keys = tf.identity(keys)
         return last, keys, raw

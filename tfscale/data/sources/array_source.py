@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data.packing import Packing
 from tfscale.data.sources.source import IndexedSource
 
 _INT32 = np.iinfo(np.int32)
@@ -44,11 +45,16 @@ def arrays(*components: Any) -> IndexedSource:
             f"{[tuple(t.shape) for t in flat]}."
         )
     structure = tensors if len(tensors) > 1 else tensors[0]
+    packing = Packing(
+        keras.tree.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), structure
+        )
+    )
+    with tf.device("CPU:0"):
+        packed = packing.pack(structure)
 
     def gather(index):
-        return keras.tree.map_structure(
-            lambda t: tf.gather(t, index), structure
-        )
+        return packing.unpack([tf.gather(t, index) for t in packed])
 
     return IndexedSource(
         kind="arrays",
@@ -56,7 +62,7 @@ def arrays(*components: Any) -> IndexedSource:
         read=gather,
         gather=gather,
         in_memory=True,
-        identity=lambda: b"".join(map(digest, flat)),
+        identity=lambda: b"".join(map(digest, packed)),
     )
 
 

@@ -1,15 +1,23 @@
 """CSV files as a source."""
 
+import contextlib
 import csv as csv_reader
 import itertools
+import re
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data.sources import arrow_columns
 from tfscale.data.sources import file_source
-from tfscale.data.sources import table_source
+from tfscale.data.sources import table_files
+from tfscale.data.sources import text_blocks
+from tfscale.data.sources.row_format import Leaf
+from tfscale.data.sources.row_format import RowFormat
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import check_on_damage
 from tfscale.data.sources.source import data_loss
@@ -17,9 +25,9 @@ from tfscale.data.sources.source import unreadable
 from tfscale.data.sources.source import warn_of_skipped
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)
-_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _TRUE, _FALSE = ("true", "1"), ("false", "0", "")
 _MARK = b"\xef\xbb\xbf"  # at the beginning of UTF-8 of spreadsheets
+_LONGEST = 16 << 20  # bytes of a line that quotes go on with
 
 
 def csv(
@@ -33,15 +41,16 @@ def csv(
 ) -> BlockSource:
     r"""Records are the lines of CSV files.
 
-    A file is read as a whole, so it must fit the memory; use more and smaller
-    files, or TFRecord, for what does not. Every line is looked at once, here:
-    one that cannot be read is found before the first step.
+    A file may be larger than the memory: it is read in blocks of a MiB. Every
+    line is looked at once, here: one that cannot be read is found before the
+    first step. Needs pyarrow (`tfscale[tables]`).
 
     Args:
         pattern: Path or glob, or a list of them, for `tf.io.gfile`.
         dtypes: Dict from column name to dtype: `"float32"`, `"float64"`,
             `"int32"`, `"int64"`, `"bool"` (true, false, 1 or 0, in any case
-            of letters) or `"string"`. An empty field is 0, False or "".
+            of letters) or `"string"`. An empty field is 0, False or "". A
+            field in quotes may hold newlines, up to 16 MiB.
         label: String, the column to be predicted, or None.
         has_header: Whether the first line of each file names the columns;
             without, `dtypes` does, in order.
@@ -76,15 +85,15 @@ def csv(
             "`delimiter` must be one ASCII character. Received: "
             f"delimiter={delimiter!r}."
         )
-    texts = [
-        _CsvFile(path, has_header, delimiter)
-        for path in file_source.match(pattern)
+    lines = _Lines(delimiter)
+    heads = [
+        _head_of(path, lines, has_header) for path in file_source.match(pattern)
     ]
-    texts = [text for text in texts if text.header or text.begins.size]
+    heads = [head for head in heads if head.names or not has_header]
     dtypes = {name: _dtype(name, dtype) for name, dtype in dtypes.items()}
     columns = list(dtypes)
-    if has_header and texts:
-        columns = _columns(texts, delimiter)
+    if has_header and heads:
+        columns = _columns(heads, delimiter)
     wrong = any(columns.count(name) != 1 for name in dtypes)
     if wrong or not dtypes or (label is not None and label not in dtypes):
         raise ValueError(
@@ -94,50 +103,31 @@ def csv(
             f"{ {name: dtype.name for name, dtype in dtypes.items()} }, "
             f"label={label!r}; the columns are {columns}."
         )
-    skipped = sum(
-        text.check(columns, dtypes, delimiter, on_damage == "raise")
-        for text in texts
-    )
-    warn_of_skipped(skipped, f"lines of {len(texts)} CSV files")
-    names = [name for name in columns if name in dtypes]
-    selected = [columns.index(name) for name in names]
-    defaults = [_default(dtypes[name]) for name in names]
-    found = {text.path: text for text in texts if text.begins.size}
+    parser = _Parser(columns, dtypes, lines, delimiter)
 
-    def read(path, _):
-        text, contents = found[path], tf.io.read_file(path)
-        # Not `tf.strings.length`: it counts up to 2 GiB.
-        if (size := tf.io.gfile.stat(path).length) != text.size:
-            raise data_loss(
-                "A file must not change after its source was created. "
-                f"Received: file {path} with {size} bytes where there were "
-                f"{text.size}."
-            )
-        fields = tf.io.decode_csv(
-            text.lines(contents),
-            defaults,
-            field_delim=delimiter,
-            select_cols=selected,
+    def look(contents):
+        return parser.look(contents, first_only=on_damage == "raise")
+
+    files = [
+        text_blocks.scanned(
+            "CSV",
+            head.path,
+            text_blocks.blocks_of(head.path, lines.end, head.size, head.line),
+            look,
+            on_damage,
         )
-        values = {
-            name: _is_one_of(field, _TRUE) if dtypes[name] == tf.bool else field
-            for name, field in zip(names, fields, strict=True)
-        }
-        return [value.numpy() for value in tf.nest.flatten(record_of(values))]
+        for head in heads
+    ]
+    skipped = sum(file.num_damaged for file in files)
+    warn_of_skipped(skipped, f"lines of {len(files)} CSV files")
 
-    def record_of(values):
+    def read(path, block):
+        return parser.read(text_blocks.read(path, block, lines.all))
+
+    def record(values):
         return values if label is None else (values, values.pop(label))
 
-    return table_source.source_of_files(
-        "csv",
-        [
-            (path, [(text.begins.size, int(text.lengths.sum()))])
-            for path, text in found.items()
-        ],
-        record_of({name: tf.TensorSpec([], dtypes[name]) for name in names}),
-        read,
-        skipped=skipped,
-    )
+    return table_files.source_of("csv", files, parser.rows, read, record)
 
 
 def _dtype(name, dtype):
@@ -154,169 +144,222 @@ def _dtype(name, dtype):
     return known
 
 
-def _columns(texts, delimiter):
-    headers = {tuple(text.columns(delimiter)) for text in texts}
+class _Head(NamedTuple):
+    """What comes before the rows of a file."""
+
+    path: str
+    names: str  # the line that names the columns, or ""
+    size: int  # bytes
+    line: int  # the number of the line after it
+
+
+def _head_of(path, lines, has_header):
+    first = next(text_blocks.blocks_of(path, lines.end), None)
+    contents = first.contents if first else b""
+    size = len(_MARK) if contents.startswith(_MARK) else 0
+    line = 1
+    for names, _ in lines(contents[size:]) if has_header else ():
+        size += len(names)
+        line += names.count(b"\n")
+        if names.strip():
+            text = names.rstrip(b"\r\n").decode("utf-8", errors="replace")
+            return _Head(path, text, size, line)
+    return _Head(path, "", size, line)
+
+
+def _columns(heads, delimiter):
+    """Names of the columns, as the headers have them."""
+    headers = {}
+    for head in heads:
+        try:
+            if "\0" in head.names:
+                raise csv_reader.Error("it is no text")
+            (names,) = csv_reader.reader([head.names], delimiter=delimiter)
+        except csv_reader.Error as error:
+            raise data_loss(
+                "A CSV file cannot be read: it is damaged, or of another "
+                f"format: {error}. Received: file {head.path}, line 1: "
+                f"{head.names[:80]!r}."
+            ) from error
+        headers[tuple(name.strip() for name in names)] = head.path
     if len(headers) > 1:
         raise ValueError(
             "CSV files must have the same columns. Received: headers "
             f"{sorted(map(list, headers))}."
         )
-    return list(headers.pop())
+    return list(*headers)
 
 
-class _CsvFile:
-    """The lines of one file.
+class _Lines:
+    """Finds lines of CSV, which go on where a field in quotes does.
+
+    A quote where no field begins or ends damages the line in which its field
+    begins; the next line is read as if it were the first.
+    """
+
+    def __init__(self, delimiter: str):
+        comma = re.escape(delimiter.encode())
+        quoted = rb'"[^"]*+(?:""[^"]*+)*+'
+        field = rb'(?:%s"|[^"\n%s]*+)' % (quoted, comma)
+        self._whole = re.compile(rb"%s(?:%s%s)*+\r?\n" % (field, comma, field))
+        # The beginning of a line, or the first of two quotes.
+        self._begun = re.compile(
+            rb'(?:%s%s)*+(?:%s"?|[^"\n%s]*+)\r?\Z'
+            % (field, comma, quoted, comma)
+        )
+
+    def __call__(self, contents: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Lines with their ends, and whether the quotes are in place."""
+        if b'"' not in contents:
+            for line in text_blocks.lines_of(contents):
+                yield line, True
+            return
+        whole = contents if contents.endswith(b"\n") else contents + b"\n"
+        begin = 0
+        while begin < len(contents):
+            found = self._whole.match(whole, begin)
+            end = found.end() if found else whole.index(b"\n", begin) + 1
+            yield contents[begin:end], bool(found)
+            begin = end
+
+    def all(self, contents: bytes) -> list[bytes]:
+        """The lines with their ends."""
+        return [line for line, _ in self(contents)]
+
+    def end(self, contents: bytes, is_last: bool) -> int:
+        """As `text_blocks.last_newline`."""
+        end = text_blocks.last_newline(contents, is_last)
+        if is_last or b'"' not in contents:
+            return end
+        begin = 0
+        while begin < end:
+            found = self._whole.match(contents, begin)
+            if (
+                not found
+                and len(contents) - begin < _LONGEST
+                and self._begun.match(contents, begin)
+            ):
+                return begin
+            begin = found.end() if found else contents.index(b"\n", begin) + 1
+        return begin
+
+
+class _Parser:
+    """Reads lines of some columns.
 
     Attributes:
-        path: String.
-        size: Integer, bytes.
-        header: String, the first line if it names the columns, else "".
-        begins: int64 array, where each other line begins.
-        lengths: int64 array, their bytes without the end of the line.
+        rows: `RowFormat` of those that have a dtype.
     """
 
-    def __init__(self, path, has_header, delimiter):
-        with tf.io.gfile.GFile(path, "rb") as file:
-            data = np.frombuffer(file.read(), np.uint8)
-        begin = len(_MARK) if data[:3].tobytes() == _MARK else 0
-        ends = _ends_of_records(data, begin, ord(delimiter))
-        if data.size and (not ends.size or ends[-1] != data.size - 1):
-            ends = np.append(ends, data.size)
-        # Between two ends; quoted fields may hold newlines.
-        begins = np.concatenate([[begin], ends[:-1] + 1]).astype(np.int64)
-        begins = begins[: ends.size]
-        returns = (ends > begins) & (data[ends - 1] == _RETURN)
-        ends = ends - returns  # lines end in CR LF as well
-        filled = ends > begins
-        begins, ends = begins[filled], ends[filled]
-        self.path, self.size = path, data.size
-        self.header = ""
-        if has_header and ends.size:
-            header = data[begins[0] : ends[0]].tobytes()
-            self.header = header.decode("utf-8", errors="replace")
-            begins, ends = begins[1:], ends[1:]
-        self.begins = begins
-        self.lengths = (ends - begins).astype(np.int64)
+    def __init__(self, columns, dtypes, lines, delimiter):
+        import pyarrow
+        from pyarrow import csv as pyarrow_csv
 
-    def lines(self, contents):
-        """The lines in the contents of the file, as a vector of strings."""
-        return tf.strings.substr(contents, self.begins, self.lengths)
+        self._columns = columns
+        self._lines = lines
+        self._dtypes = {
+            str(number): dtypes[name]
+            for number, name in enumerate(columns)
+            if name in dtypes
+        }
+        self.rows = RowFormat(
+            {(n,): Leaf(dtypes[n], (), 0) for n in columns if n in dtypes}
+        )
+        # By their numbers: names may come twice where they are not read.
+        self._names = [str(number) for number in range(len(columns))]
+        self._parse = pyarrow_csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=True
+        )
+        self._convert = pyarrow_csv.ConvertOptions(
+            column_types={
+                number: pyarrow.binary()
+                if dtype in (tf.string, tf.bool)
+                else pyarrow.from_numpy_dtype(dtype.as_numpy_dtype)
+                for number, dtype in self._dtypes.items()
+            },
+            include_columns=list(self._dtypes),
+            null_values=[""],
+            strings_can_be_null=False,
+        )
 
-    def columns(self, delimiter):
-        """Names of the columns, as the header has them."""
-        try:
-            if "\0" in self.header:
-                raise csv_reader.Error("it is no text")
-            (names,) = csv_reader.reader([self.header], delimiter=delimiter)
-        except csv_reader.Error as error:
-            raise data_loss(
-                "A CSV file cannot be read: it is damaged, or of another "
-                f"format: {error}. Received: file {self.path}, line 1: "
-                f"{self.header[:80]!r}."
-            ) from error
-        return [name.strip() for name in names]
+    def read(self, contents: bytes) -> list[np.ndarray]:
+        """The rows of some lines, packed."""
+        import pyarrow
+        from pyarrow import csv as pyarrow_csv
 
-    def check(self, columns, dtypes, delimiter, raises):
-        """Leaves out lines that cannot be read, or `raises`; how many."""
-        with tf.io.gfile.GFile(self.path, "rb") as file:
-            contents = file.read()
-        lines = self.lines(contents)
-        # All fields, so that one too few or too many is found.
-        defaults = [_default(dtypes.get(name, tf.string)) for name in columns]
+        if not contents.strip(b"\r\n"):
+            return self.rows.packed(
+                np.zeros([0], leaf.dtype.as_numpy_dtype)
+                for leaf in self.rows.leaves.values()
+            )
+        table = pyarrow_csv.read_csv(
+            pyarrow.BufferReader(contents),
+            read_options=pyarrow_csv.ReadOptions(
+                column_names=self._names,
+                use_threads=False,
+                block_size=len(contents) + 1,
+            ),
+            parse_options=self._parse,
+            convert_options=self._convert,
+        )
+        return self.rows.packed(
+            self._values(number, dtype, table[number])
+            for number, dtype in self._dtypes.items()
+        )
+
+    def _values(self, number, dtype, column):
+        if dtype == tf.bool:
+            column = self._booleans(number, column)
+        elif dtype != tf.string:
+            column = column.fill_null(0)
+        return arrow_columns.values(column, dtype)
+
+    def _booleans(self, number, column):
+        import pyarrow
+        from pyarrow import compute
+
+        words = compute.ascii_lower(
+            compute.ascii_trim_whitespace(column.cast(pyarrow.string()))
+        )
+        known = compute.is_in(words, pyarrow.array(_TRUE + _FALSE))
+        if not compute.all(known).as_py():
+            word = compute.filter(column, compute.invert(known))[0].as_py()
+            raise ValueError(
+                f"In CSV column #{number}: not a valid bool: {word.decode()}"
+            )
+        return compute.is_in(words, pyarrow.array(_TRUE))
+
+    def look(self, contents: bytes, first_only: bool) -> text_blocks.Looked:
+        """The rows of some lines, and lines that cannot be read."""
+        if b'"' not in contents:
+            with contextlib.suppress(ValueError):
+                return text_blocks.Looked(len(self.read(contents)[0]))
+        lines, are_whole = zip(*self._lines(contents), strict=True)
+        damaged = {
+            number: "Quoted fields must begin and end with the field"
+            for number, is_whole in enumerate(are_whole)
+            if not is_whole
+        }
+        others = [n for n in range(len(lines)) if n not in damaged]
 
         def read(first, last):
-            fields = tf.io.decode_csv(
-                lines[first:last], defaults, field_delim=delimiter
-            )
-            for name, values in zip(columns, fields, strict=True):
-                if dtypes.get(name) == tf.bool:
-                    _check_booleans(values)
+            return self.read(b"".join(lines[n] for n in others[first:last]))
 
-        failures = unreadable(
-            len(self.begins), read, tf.errors.InvalidArgumentError
-        )
-        failures = list(itertools.islice(failures, 1 if raises else None))
-        if failures and raises:
-            number, error = failures[0]
-            begin, reason = int(self.begins[number]), _reason(error)
-            line = contents.count(b"\n", 0, begin) + 1
-            raise data_loss(
-                f"A line of a CSV file cannot be read: {reason}. Received: "
-                f"file {self.path}, offset {begin}, line {line}: "
-                f"{lines[number].numpy()[:80]!r}. To leave out what cannot be "
-                "read, use on_damage='skip'."
-            )
-        damaged = [number for number, _ in failures]
-        self.begins = np.delete(self.begins, damaged)
-        self.lengths = np.delete(self.lengths, damaged)
-        return len(damaged)
+        failures = unreadable(len(others), read, ValueError)
+        for number, error in itertools.islice(
+            failures, 1 if first_only else None
+        ):
+            damaged[others[number]] = self._reason(error)
+        num_rows = 0
+        if not (damaged and first_only):
+            num_rows = len(self.read(text_blocks.without(lines, damaged))[0])
+        return text_blocks.Looked(num_rows, lines, damaged)
 
-
-def _ends_of_records(data, begin, delimiter):
-    """The newlines of a file's bytes that are not within quoted fields.
-
-    The first field begins at `begin`. A quote where no field begins or ends
-    damages the line in which its field begins; the next line is read as if it
-    were the first.
-    """
-    newlines = np.flatnonzero(data == _NEWLINE)
-    quotes = np.flatnonzero(data == _QUOTE)
-    before = np.searchsorted(quotes, newlines)  # quotes before each newline
-    around = [delimiter, _QUOTE, _NEWLINE, _RETURN]
-    may_open = np.isin(data[quotes - 1], around) | (quotes == begin)
-    after = np.minimum(quotes + 1, data.size - 1)
-    may_close = np.isin(data[after], around)
-    # The end of the file is as a quote: it may not close a field.
-    may_open, may_close = np.append(may_open, True), np.append(may_close, False)
-    is_odd = np.arange(may_open.size) % 2 == 1
-    # By whether the first quote, which opens a field, is an odd one.
-    wrong = [
-        np.flatnonzero(~np.where(is_odd == odd, may_open, may_close))
-        for odd in (False, True)
-    ]
-    damaged, firsts = [], [0]  # ends of damaged lines, and quotes before them
-    while True:
-        first = firsts[-1]
-        found = wrong[first % 2]
-        at = np.searchsorted(found, first)
-        if at == found.size:
-            break
-        opened = found[at] - (found[at] - first) % 2
-        while opened > first and quotes[opened] == quotes[opened - 1] + 1:
-            opened -= 2  # two quotes within a field are one
-        line = np.searchsorted(newlines, quotes[opened])
-        if line == newlines.size:
-            break
-        damaged.append(line)
-        firsts.append(before[line])
-    lengths = np.diff([0, *(line + 1 for line in damaged), newlines.size])
-    outside = (before - np.repeat(firsts, lengths)) % 2 == 0
-    outside[damaged] = True
-    return newlines[outside]
-
-
-def _default(dtype):
-    """The value of an empty field, for `tf.io.decode_csv`."""
-    if dtype in (tf.string, tf.bool):  # which it reads as a string
-        return tf.constant([""])
-    return tf.constant([0], dtype)
-
-
-def _check_booleans(fields):
-    known = _is_one_of(fields, _TRUE + _FALSE)
-    unknown = tf.boolean_mask(fields, ~known).numpy()
-    if unknown.size:
-        raise tf.errors.InvalidArgumentError(
-            None, None, f"Field is not a valid bool: {unknown[0].decode()}"
-        )
-
-
-def _is_one_of(fields, words):
-    lower = tf.strings.lower(tf.strings.strip(fields))
-    return tf.reduce_any(tf.equal(lower[:, tf.newaxis], words), axis=1)
-
-
-def _reason(error):
-    """The message of TensorFlow without the name of its operation."""
-    reason = error.message.split("}}")[-1].split(" [Op:")[0].strip()
-    return reason.removesuffix(" in record 0")
+    def _reason(self, error):
+        """The message of pyarrow with the name of the column."""
+        message = re.sub(r"Row #\d+: ", "", str(error))
+        found = re.match(r"In CSV column #(\d+): ", message)
+        if found is None:
+            return message
+        name = self._columns[int(found.group(1))]
+        return f"column {name!r}: {message[found.end() :]}"

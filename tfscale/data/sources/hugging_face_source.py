@@ -5,18 +5,21 @@ into float32 and missing integers into the smallest one, and take zeros off the
 ends of bytes.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data.sources import arrow_columns
 from tfscale.data.sources import stream_source
-from tfscale.data.sources import table_columns
+from tfscale.data.sources.row_format import Leaf
+from tfscale.data.sources.row_format import RowFormat
+from tfscale.data.sources.row_format import serialized
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import StreamSource
 from tfscale.data.sources.source import from_python
-from tfscale.data.sources.table_columns import Leaf
 
 _NUM_MARKED = 256  # rows by which a cache identifies a dataset
 _NUM_STREAMED = 32  # rows of a stream that are read at a time
@@ -82,21 +85,23 @@ def hugging_face(
         def read(numbers):
             return of_table(tables[numbers], numbers)
 
+    rows = _rows(leaves)
+
     def fetch(index):
-        return tf.nest.flatten(read(index.tolist()))
+        return rows.packed(read(index.tolist()).values())
 
     def mark():
         step = max(len(dataset) // _NUM_MARKED, 1)
         some = [a.tolist() for a in fetch(np.arange(0, len(dataset), step))]
         return repr((list(leaves), len(dataset), some)).encode()
 
-    spec = {name: leaf.spec for name, leaf in leaves.items()}
     return IndexedSource(
         kind="hugging_face",
         num_records=len(dataset),
-        gather=lambda index: from_python(fetch, index, spec),
+        gather=lambda index: from_python(fetch, index, rows.spec),
         identity=mark,
-        decode=_decoder(leaves),
+        decode=rows.decode,
+        takes_batches=rows.takes_batches,
     )
 
 
@@ -156,21 +161,21 @@ def _streamed(dataset, columns, num_records):
                 table = table.cast(some.schema)
             end = begin + table.num_rows
             columns = read(table, range(begin, end))
-            for row in range(table.num_rows):
-                yield {name: values[row] for name, values in columns.items()}
+            yield from zip(*rows.packed(columns.values()), strict=True)
             begin = end
 
+    rows = _rows(leaves)
     records = tf.data.Dataset.from_generator(
-        generate,
-        output_signature={name: leaf.spec for name, leaf in leaves.items()},
+        generate, output_signature=rows.spec
     )
-    return stream_source.of_dataset(
-        "hugging_face", records, num_records, _decoder(leaves)
+    source = stream_source.of_dataset(
+        "hugging_face", records, num_records, rows.decode
     )
+    return dataclasses.replace(source, takes_batches=rows.takes_batches)
 
 
-def _decoder(leaves):
-    return table_columns.decoder({(n,): leaf for n, leaf in leaves.items()})
+def _rows(leaves):
+    return RowFormat({(name,): leaf for name, leaf in leaves.items()})
 
 
 def _arrow_rows(names, features, first, whole):
@@ -199,7 +204,7 @@ def _arrow_rows(names, features, first, whole):
         found = {}
         for name, leaf in leaves.items():
             if name not in images:
-                found[name] = table_columns.values_of(
+                found[name] = arrow_columns.values_of(
                     (name,), _stored(table[name]), leaf, numbers
                 )
                 continue
@@ -218,8 +223,8 @@ def _leaf(name, feature, whole):
 
     field = datasets.Features({name: feature}).arrow_schema.field(name)
     kind = getattr(field.type, "storage_type", field.type)
-    inner, rank = table_columns.leaf_and_rank(kind)
-    dtype = table_columns.dtype_of(inner)
+    inner, rank = arrow_columns.leaf_and_rank(kind)
+    dtype = arrow_columns.dtype_of(inner)
     if dtype is None or (rank and dtype == tf.string):
         raise TypeError(
             "A column must hold numbers, strings, arrays of numbers or images."
@@ -263,7 +268,7 @@ def _shape_of_all(column):
     from pyarrow import compute
 
     column, shape = _stored(column), []
-    while table_columns.is_list(column.type):
+    while arrow_columns.is_list(column.type):
         lengths = compute.list_value_length(column)
         ends = compute.min_max(lengths).as_py()
         if lengths.null_count or not ends["max"] or ends["min"] != ends["max"]:
@@ -283,7 +288,7 @@ def _serialized(name, arrays, leaf):
     found = np.empty([len(arrays)], object)
     for row, array in enumerate(arrays):
         _check_like(name, array, leaf)
-        found[row] = table_columns.serialized(array, leaf.dtype)
+        found[row] = serialized(array, leaf.dtype)
     return found
 
 

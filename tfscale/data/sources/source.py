@@ -23,6 +23,7 @@ class _Source:
     kind: str  # the builder's name, for explanations
     # From a record as it is read to the record, where they differ.
     decode: Callable[..., Any] | None = None
+    takes_batches: bool = False  # whether `decode` takes batches of them, too
     # From `(num_workers, worker)` to the worker's own source and the sizes of
     # all workers' sources, if there are files to divide.
     split: Callable[[int, int], tuple[Any, list[int]]] | None = None
@@ -113,8 +114,7 @@ class BlockSource(_Source):
         """The first record, as eager tensors."""
         # In a dataset: some operations that read blocks run nowhere else.
         record = self.sample(1).get_single_element()
-        strings = [t for t in tf.nest.flatten(record) if t.dtype == tf.string]
-        if any(t.numpy() == DAMAGED for t in strings):
+        if any(t.numpy() == DAMAGED for t in scalar_strings(record, 0)):
             path, offset = self.locate(tf.constant(0, tf.int64))
             raise data_loss(
                 "A record cannot be read. Received: file "
@@ -157,6 +157,15 @@ class StreamSource(_Source):
 
 
 Source = IndexedSource | BlockSource | StreamSource
+
+
+def scalar_strings(record: Any, rank: int) -> list[tf.Tensor]:
+    """Strings of a record that are scalars; of a batch of them, `rank` is 1."""
+    return [
+        tensor
+        for tensor in tf.nest.flatten(record)
+        if tensor.dtype == tf.string and tensor.shape.rank == rank
+    ]
 
 
 def check_on_damage(on_damage: str) -> None:

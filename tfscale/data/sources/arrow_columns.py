@@ -1,60 +1,33 @@
-"""Columns of Arrow tables as tensors.
+"""Columns of Arrow tables as arrays.
 
-    numbers, strings          a tensor of shape (rows,)
-    lists of one known size   a tensor of shape (rows, size)
-    other lists               one serialized tensor a row, which `decode` parses
-    objects                   dicts of the columns of their keys
-    lists of objects          dicts of lists, one for each key
+    numbers, strings          an array of shape (rows,)
+    lists of one known size   an array of shape (rows, size)
+    other lists               one serialized tensor a row
+    objects                   the columns of their keys
+    lists of objects          lists, one for each key
 
 A missing value is 0, NaN, "" or an empty list.
 """
 
-import dataclasses
-import functools
 import itertools
-import operator
-from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-_TensorProto = type(tf.make_tensor_proto(0))
-Path = tuple[str, ...]
+from tfscale.data.sources.row_format import Leaf
+from tfscale.data.sources.row_format import Path
+from tfscale.data.sources.row_format import RowFormat
+from tfscale.data.sources.row_format import serialized
 
 
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """A column without objects."""
-
-    dtype: tf.DType
-    shape: tuple[int, ...] | None  # of each row; None where rows differ
-    rank: int  # how deep the lists are
-
-    @property
-    def spec(self) -> tf.TensorSpec:
-        """The spec of a row as it is read."""
-        if self.shape is None:
-            return tf.TensorSpec([], tf.string)
-        return tf.TensorSpec(self.shape, self.dtype)
-
-    def parsed(self, row: tf.Tensor) -> tf.Tensor:
-        """The array of a serialized row."""
-        if self.shape is not None:
-            return row
-        array = tf.io.parse_tensor(row, self.dtype)
-        return tf.ensure_shape(array, [None] * self.rank)
-
-
-class TableColumns:
+class ArrowColumns:
     """The columns of pyarrow tables with one schema; None if there is no row.
 
     Attributes:
         names: List of strings, the columns that are read.
-        spec: Structure of `tf.TensorSpec`, a row as it is read.
-        decode: Function of such a row that parses its lists, or None.
+        rows: `RowFormat` of the columns.
     """
 
     def __init__(self, schema: Any, columns: Sequence[str] | None):
@@ -70,67 +43,22 @@ class TableColumns:
                 "one, each of which there is once. Received: "
                 f"columns={columns!r}; there are {sorted(there)}."
             )
-        self._leaves: dict[Path, Leaf] = {}
+        leaves: dict[Path, Leaf] = {}
         table = schema.empty_table() if there else None
         for path, column in self._columns(table) if there else ():
-            field = schema.field(path[0])
-            self._leaves[path] = _leaf(path, column.type, field)
-        self.spec = nested({p: leaf.spec for p, leaf in self._leaves.items()})
-        self.decode = decoder(self._leaves)
+            leaves[path] = _leaf(path, column.type, schema.field(path[0]))
+        self.rows = RowFormat(leaves)
 
     def _columns(self, table):
         for name in self.names:
             yield from _without_objects((name,), table.column(name))
 
-    def arrays(self, table: Any) -> list[np.ndarray]:
-        """The values of a pyarrow table, in the order of the flat `spec`."""
-        found = {
-            path: values_of(path, column, self._leaves[path])
+    def read(self, table: Any) -> list[np.ndarray]:
+        """The rows of a pyarrow table, packed."""
+        return self.rows.packed(
+            values_of(path, column, self.rows.leaves[path])
             for path, column in self._columns(table)
-        }
-        return tf.nest.flatten(nested(found))
-
-
-def decoder(leaves: Mapping[Path, Leaf]) -> Callable[[Any], Any] | None:
-    """A function that parses the lists of a row; None without lists."""
-    if all(leaf.shape is not None for leaf in leaves.values()):
-        return None
-
-    def decode(record):
-        found = {}
-        for path, leaf in leaves.items():
-            row = functools.reduce(operator.getitem, path, record)
-            found[path] = leaf.parsed(row)
-        return nested(found)
-
-    return decode
-
-
-def nested(values: Mapping[Path, Any]) -> dict[str, Any]:
-    """Values by their paths, as dicts of dicts."""
-    whole: dict[str, Any] = {}
-    for (*path, last), value in values.items():
-        inner = whole
-        for key in path:
-            inner = inner.setdefault(key, {})
-        inner[last] = value
-    return whole
-
-
-def serialized(array: np.ndarray, dtype: tf.DType) -> bytes:
-    """An array as `tf.io.parse_tensor` reads it.
-
-    `tf.make_tensor_proto` takes seven times as long.
-    """
-    text = dtype == tf.string
-    proto = _TensorProto(
-        dtype=dtype.as_datatype_enum,
-        string_val=array.reshape(-1).tolist() if text else (),
-        tensor_content=b"" if text else array.tobytes(),
-    )
-    for size in array.shape:
-        proto.tensor_shape.dim.add(size=size)
-    return proto.SerializeToString()
+        )
 
 
 def dtype_of(kind: Any) -> tf.DType | None:
