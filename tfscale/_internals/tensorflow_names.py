@@ -64,6 +64,8 @@ python.distribute.input_lib.DistributedIteratorSpec
     _to_components: a function takes that iterator once
 python.distribute.input_lib.DistributedDataset.__init__
     _original_dataset: whose pipelines Keras looks at in `fit`
+python.distribute.input_lib.DistributedDataset
+    _make_rebatch_fn: how batches are cut for replicas, and read ahead
 python.distribute.input_lib.DistributedDatasetsFromFunction.build
     _datasets: whose pipelines Keras looks at in `fit`
 python.distribute.numpy_dataset

@@ -4,6 +4,7 @@ Each name is listed in `keras_names`, with why.
 """
 
 import itertools
+import weakref
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfscale._internals import in_place
 from tfscale._internals import releases
+from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import probing_model
 from tfscale._internals.instances import view
 from tfscale._internals.symbols import NUM_BATCHES_KEPT
@@ -26,12 +28,13 @@ def first_batches_from_python(epochs: EpochIterator) -> tf.data.Dataset | None:
     of a generator are those that Keras has kept, batches of a `PyDataset` are
     read by index; None if the data is neither.
     """
-    adapter = epochs.data_adapter
+    adapter: Any = epochs.data_adapter
+    if isinstance(adapter, GeneratorDataAdapter | PyDatasetAdapter):
+        in_place.put(adapter, _AtRest, epochs=weakref.ref(epochs))
     if isinstance(adapter, GeneratorDataAdapter):
         kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
         return GeneratorDataAdapter(kept).get_tf_dataset()
     if isinstance(adapter, PyDatasetAdapter):
-        in_place.put(adapter, _AtRest)
         beside = view(
             adapter,
             enqueuer=property(lambda self: None),
@@ -42,15 +45,21 @@ def first_batches_from_python(epochs: EpochIterator) -> tf.data.Dataset | None:
 
 
 class _AtRest(in_place.Mixin):
-    """Members of the adapter of a `PyDataset`: a probe is no epoch.
+    """Members of the adapter of data from Python: a probe is no epoch.
 
     Keras would keep batches that workers prepared for it: the first epoch had
-    up to eleven batches twice, and missed as many.
+    up to eleven batches twice, and missed as many. Before a later validation
+    with a number of steps it would go on with the iterator of the earlier one,
+    whose workers have stopped.
     """
+
+    epochs: weakref.ref[EpochIterator]
 
     def on_epoch_begin(self):
         if probing_model() is None:
             super().on_epoch_begin()
+        else:
+            go_on_with(self.epochs(), None, 0)
 
 
 class _Ordered(in_place.Mixin):

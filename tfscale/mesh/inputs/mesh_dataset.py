@@ -120,6 +120,24 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
     given_dataset: tf.data.Dataset
 
 
+class MeshDatasetOfPython(MeshDataset):
+    """A `MeshDataset` whose batches are read when a step takes them.
+
+    TensorFlow reads a batch ahead after it has cut batches for replicas. A
+    generator then lacked batches that no step had taken, and the workers of a
+    `PyDataset` were asked after Keras had stopped them.
+    """
+
+    def _make_rebatch_fn(self, *args):
+        rebatch = super()._make_rebatch_fn(*args)
+
+        def without_prefetch(dataset, worker):
+            (batches,) = datasets.inputs_of(rebatch(dataset, worker))
+            return batches
+
+        return without_prefetch
+
+
 class MeshDatasetFromFunction(
     _MeshData, symbols.DistributedDatasetsFromFunction
 ):

@@ -13,6 +13,7 @@ from tfscale.mesh.inputs import common_order
 from tfscale.mesh.inputs import uneven_data
 from tfscale.mesh.inputs.mesh_dataset import MeshDataset
 from tfscale.mesh.inputs.mesh_dataset import MeshDatasetFromFunction
+from tfscale.mesh.inputs.mesh_dataset import MeshDatasetOfPython
 from tfscale.mesh.inputs.position_tracker import has_position
 
 _NUMBERS = (
@@ -58,15 +59,24 @@ class MeshInputs:
             return self._of_dataset(dataset, options)
         if self._workers is not None:
             common_configuration.check(epochs, self._workers, begins=False)
-        distributed = self._of_dataset(dataset, options, _without_none)
         batches = py_dataset.first_batches_from_python(epochs)
-        if batches is not None:
-            distributed.probe_batches = self._of_dataset(
-                batches, options, _without_none
-            )
+        if batches is None:
+            return self._of_dataset(dataset, options, _without_none)
+        # What Keras reads of Python is read when Keras reads it.
+        kind = MeshDatasetOfPython
+        distributed = self._of_dataset(dataset, options, _without_none, kind)
+        distributed.probe_batches = self._of_dataset(
+            batches, options, _without_none, kind
+        )
         return distributed
 
-    def _of_dataset(self, dataset, options, prepare=lambda source: source):
+    def _of_dataset(
+        self,
+        dataset,
+        options,
+        prepare=lambda source: source,
+        kind=MeshDataset,
+    ):
         if self._workers is not None:
             common_order.check(dataset, self._workers.coordination)
         source, context = dataset, self._context()
@@ -81,17 +91,22 @@ class MeshInputs:
         source = prepare(source)
         if is_read_ahead:
             source = _copied_from_python(source)
-        distributed = MeshDataset(
-            self._input_workers(options),
+        if kind is MeshDatasetOfPython:
+            source = source.with_options(_not_read_ahead())
+        is_ordinary = not options and (
+            self._is_on_cpu or kind is MeshDatasetOfPython
+        )
+        distributed = kind(
+            self._input_workers(options, is_ordinary),
             self._strategy,
             source,
             num_replicas_in_sync=context.num_replicas_in_sync,
             input_context=None if self._workers is None else context,
-            options=self._options(options),
+            options=datasets.ORDINARY_ITERATOR if is_ordinary else options,
         )
         distributed.workers = self._workers
         distributed.given_dataset = dataset
-        distributed.has_ordinary_iterator = self._is_on_cpu and not options
+        distributed.has_ordinary_iterator = is_ordinary
         if is_read_ahead and has_position(dataset):
             distributed.tracked = dataset
         return distributed
@@ -105,14 +120,15 @@ class MeshInputs:
                 return dataset
             return uneven_data.padded_to_longest(dataset, self._workers)
 
+        is_ordinary = self._is_on_cpu and not options
         distributed = MeshDatasetFromFunction(
-            self._input_workers(options),
+            self._input_workers(options, is_ordinary),
             self._strategy,
             [self._context()],
             of_worker,
-            self._options(options),
+            datasets.ORDINARY_ITERATOR if is_ordinary else options,
         )
-        distributed.has_ordinary_iterator = self._is_on_cpu and not options
+        distributed.has_ordinary_iterator = is_ordinary
         distributed.workers = self._workers
         distributed.batches_per_step = len(self._devices)
         return distributed
@@ -127,12 +143,7 @@ class MeshInputs:
             num_replicas_in_sync=count * len(self._devices),
         )
 
-    def _options(self, options):
-        if options or not self._is_on_cpu:
-            return options
-        return datasets.ORDINARY_ITERATOR
-
-    def _input_workers(self, options):
+    def _input_workers(self, options, is_ordinary):
         mode = tf.distribute.InputReplicationMode.PER_REPLICA
         if options and options.experimental_replication_mode == mode:
             raise NotImplementedError(
@@ -140,7 +151,7 @@ class MeshInputs:
                 "Received: InputOptions with "
                 "`experimental_replication_mode=PER_REPLICA`. Leave it out."
             )
-        fetches = self._fetches_ahead
+        fetches = self._fetches_ahead and not is_ordinary
         if options:
             fetches = options.experimental_fetch_to_device
         devices = (
@@ -172,6 +183,14 @@ def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def _is_none(spec):
     is_optional = isinstance(spec, tf.OptionalSpec)
     return is_optional or spec == tf.type_spec_from_value(None)
+
+
+def _not_read_ahead() -> tf.data.Options:
+    """Options without which tf.data makes maps parallel: these read ahead."""
+    options = tf.data.Options()
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_optimization.inject_prefetch = False
+    return options
 
 
 def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
