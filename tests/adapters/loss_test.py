@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-import tfscale
 from tests import same_numbers
 from tfscale.callbacks import GradientAccumulation
 
@@ -61,26 +60,6 @@ class AddedLossTest(tf.test.TestCase, parameterized.TestCase):
     @pytest.mark.crossing(every=3)
     def test_has_the_numbers_of_one_device(self, train):
         same_numbers.assert_same(self, one_device(), train(JOB))
-
-    def test_is_warned_of_in_a_step_that_is_not_of_keras(self):
-        # A loss of such a step may be that of a layer.
-        class OwnStep(keras.Model):
-            def train_step(self, data):
-                return super().train_step(data)
-
-        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
-        with strategy.scope():
-            inner = model()
-            own = OwnStep(inner.inputs, inner.outputs)
-            own.compile("sgd", "mse")
-        x, y = JOB.data["x"], JOB.data["y"]
-        with self.assertWarnsRegex(UserWarning, "2 times too little"):
-            own.train_on_batch(x, y)
-        alone = model()
-        alone.set_weights(inner.get_weights())
-        alone.compile("sgd", "mse", run_eagerly=True)
-        # That step is Keras', without a warning.
-        self.assertAllClose(own.test_on_batch(x, y), alone.test_on_batch(x, y))
 
 
 def accumulated(job):

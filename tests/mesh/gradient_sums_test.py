@@ -14,7 +14,6 @@ from tests import same_numbers
 from tests.tensor_parallel import optimizer_test
 from tests.tensor_parallel.optimizer_test import DATA
 from tests.tensor_parallel.optimizer_test import LAYOUTS
-from tfscale.step import summed_gradients
 
 
 class Stepping(keras.Model):
@@ -67,7 +66,7 @@ def sharpness_aware(model, gradients, x, y):
 
 def partly(model, gradients, x, y):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(x))
+        loss = tf.reduce_mean(model(x) ** 2)
     more = tape.gradient(loss, model.trainable_variables)
     return [g + m for g, m in zip(gradients, more)]
 
@@ -149,9 +148,39 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         found = same_numbers.on_ranks(job(again), 2, 2, LAYOUTS)
         same_numbers.assert_same(self, one_device(clipped), found)
 
-    def test_sums_and_others_are_not_added(self):
-        with self.assertRaisesRegex(ValueError, "must be summed.*up/kernel"):
-            fit_on(dict(data=2), partly)
+    def test_sums_and_others_are_added(self):
+        found = same_numbers.on_zero(job(partly), 2, zero_stage=0)
+        same_numbers.assert_same(self, one_device(partly), found)
+
+    def test_has_them_in_a_loop_by_hand(self):
+        def train(strategy, scale):
+            same_numbers.reset()
+            with strategy.scope():
+                model = optimizer_test.mlp()
+                optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+            @tf.function
+            def train_step():
+                strategy.run(step)
+
+            def step():
+                variables = model.trainable_variables
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(model(DATA["x"]) ** 2) * scale
+                gradients = tape.gradient(loss, variables)
+                gradients = tfscale.sum_gradients(gradients, variables)
+                gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+                optimizer.apply(gradients, variables)
+
+            for _ in range(2):
+                train_step()
+            return model.get_weights()
+
+        def strategy(data):
+            return tfscale.MeshStrategy(tfscale.device_mesh(data=data))
+
+        expected, found = train(strategy(1), 1.0), train(strategy(2), 0.5)
+        self.assertAllClose(found, expected, rtol=1e-5, atol=1e-6)
 
     def test_is_refused_in_microbatches(self):
         model = model_of(clipped)
@@ -160,9 +189,12 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "in a microbatch.*clipnorm"):
             model.fit(**DATA, callbacks=[callback], verbose=0)
 
-    def test_is_refused_eagerly_on_several_devices(self):
-        with self.assertRaisesRegex(ValueError, "eager call.*run_eagerly"):
-            fit_on(dict(data=2), clipped, run_eagerly=True)
+    def test_has_them_eagerly(self):
+        eager = dataclasses.replace(
+            job(clipped), compile=lambda: {"run_eagerly": True}
+        )
+        found = same_numbers.on_zero(eager, 2, zero_stage=0)
+        same_numbers.assert_same(self, one_device(clipped), found)
 
     def test_is_refused_under_another_strategy_of_replicas(self):
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -196,21 +228,6 @@ def fit_on(axes, change, sums=True, **compile_):
         model = model_of(change, sums)
         model.compile("sgd", "mse", **compile_)
     model.fit(**DATA, verbose=0)
-
-
-class OriginTest(tf.test.TestCase):
-    def test_the_second_gradients_of_a_functional_step_are_of_the_tape(self):
-        # They come of sums through the forward, and are not sums.
-        with tf.Graph().as_default():
-            x = tf.ones([2])
-            total = summed_gradients.as_sum(tf.ones([2]))
-            with tf.GradientTape() as tape:
-                moved = x + total
-                tape.watch(moved)
-                loss = tf.reduce_sum(moved * moved)
-            gradients = [tape.gradient(loss, moved), total * 2.0]
-            found = summed_gradients.are_sums(gradients, [None, None])
-            self.assertEqual(found, [False, True])
 
 
 if __name__ == "__main__":

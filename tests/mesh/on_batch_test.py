@@ -159,14 +159,17 @@ class OnBatchTest(parameterized.TestCase):
 
 
 class OwnStepTest(absltest.TestCase):
-    def test_a_loss_that_nobody_divided_is_warned_of(self):
-        # Its gradients are as many times too large as there are replicas.
-        model = build(Own, data=2)
-        model.run_eagerly = True
-        model.train_on_batch(X, Y)  # it asks by what to divide
-        model.divides = False
-        with self.assertWarnsRegex(UserWarning, r"so the loss.*replicas, 2"):
+    def test_a_mean_counts_by_rows(self):
+        # Gradients were as many times too large as there were replicas.
+        weights = []
+        for data in (None, 2):
+            model = build(Own, data=data)
+            model.run_eagerly = True
+            model.train_on_batch(X, Y)  # divides by 1
+            model.divides = False
             model.train_on_batch(X, Y)
+            weights.append(model.get_weights()[0])
+        same_numbers.assert_close(weights[1], weights[0])
 
     def test_a_model_without_a_call_trains(self):
         # Keras called it to build it, as it does under any strategy.

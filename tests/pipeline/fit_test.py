@@ -85,6 +85,7 @@ class SameNumbersTest(parameterized.TestCase):
         one = same_numbers.on_one_device(rows)
         many = same_numbers.on_mesh(xla, 2, 2, num_replicas, balance=["b"])
         same_numbers.assert_same(self, one, many)
+        self.assertTrue(many.model.jit_compile)
         (program,) = many.model.programs
         for stage in program.stages:
             for phase in stage.phases.values():

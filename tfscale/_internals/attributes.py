@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale._internals import instances
 from tfscale._internals import symbols
 
 # The gradient that a `tf.custom_gradient` has registered for an operation.
@@ -245,30 +244,14 @@ def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
 # --- losses and optimizers ------------------------------------------------
 
 
-def is_step_of_keras(model: keras.Model, name: str) -> bool:
+def is_step_of_keras(step: Any) -> bool:
     """Whether a method of a model is Keras' `train_step` or `test_step`."""
     steps = keras.Model.train_step, keras.Model.test_step
-    return getattr(model.__class__, name, None) in steps
+    return getattr(step, "__func__", None) in steps
 
 
 def compile_loss_of(model: keras.Model) -> Any:
     return model._compile_loss
-
-
-def direct_losses(layer: keras.Layer) -> list[keras.losses.Loss]:
-    """The losses that a layer holds, without those compiled."""
-    compiled = getattr(layer, "_compile_loss", None)
-    return [
-        value
-        for value in instances.held_by(layer)
-        if isinstance(value, keras.losses.Loss) and value is not compiled
-    ]
-
-
-def loss_trackers(model: keras.Model) -> list[keras.Metric]:
-    """Means that a compiled model gives losses, with their weights."""
-    of_outputs = getattr(model._compile_loss, "metrics", ())
-    return [model._loss_tracker, *of_outputs]
 
 
 def metric_function(metric: keras.metrics.MeanMetricWrapper) -> Any:

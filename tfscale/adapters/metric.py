@@ -54,8 +54,6 @@ class MeanMetric(in_place.Mixin):
     def update_state(self, values, sample_weight=None):
         """See `keras.metrics.Mean.update_state`."""
         shard = step_context.current().batch_shard_in_graph
-        if shard is not None:
-            values = shard.unscaled(values)
         if shard is not None and sample_weight is None:
             values, sample_weight = _by_rows(self, shard, values)
         return super().update_state(values, sample_weight)
@@ -106,11 +104,7 @@ def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
     """
     for metric in model.metrics:
         in_place.put(metric, MeshMetric)
-    trackers = set(map(id, attributes.loss_trackers(model)))
-    _adapt_updates(
-        [metric for metric in model.metrics if id(metric) not in trackers],
-        are_on_replicas,
-    )
+    _adapt_updates(model.metrics, are_on_replicas)
 
 
 def _adapt_updates(metrics, are_on_replicas):

@@ -27,7 +27,7 @@ class MeshModel(MeshLayer):
         batch_shard = step_context.current().batch_shard_in_graph
         if batch_shard is None or batch_shard.compiled is not None:
             return super().compute_loss(*args, **kwargs)
-        return batch_shard.loss_of(self, super().compute_loss, args, kwargs)
+        return batch_shard.loss_of(super().compute_loss, args, kwargs)
 
     def save(self, filepath, *args, **kwargs):
         """See `keras.Model.save`; raises if another worker saves there."""
@@ -46,12 +46,18 @@ class AccumulatedModel(MeshModel):
     # The last `Accumulation` of the model.
     tfscale_accumulation: Any = None
 
+    @property
+    def runs_microbatches(self):
+        """Whether a step weighs each of its microbatches by its rows."""
+        accumulation = self.tfscale_accumulation
+        return accumulation is not None and accumulation.is_running
+
     def train_step(self, data):
         """See `keras.Model.train_step`; in replica context."""
-        accumulation = self.tfscale_accumulation
-        if accumulation is None or not accumulation.is_running:
+        if not self.runs_microbatches:
             return super().train_step(data)
-        return accumulation.train_step(self, super().train_step, data)
+        train_step = super().train_step
+        return self.tfscale_accumulation.train_step(self, train_step, data)
 
 
 def _check_writes(model, filepath):

@@ -65,6 +65,10 @@ class MeshOptimizer(in_place.Mixin):
     def _apply(self, apply, grads, trainable_variables, are_sums=False):
         update = _UPDATES.get(self)
         if update is None:
+            shard = step_context.current().batch_shard
+            if shard is not None and not are_sums:
+                # Of an optimizer made outside of the scope.
+                grads = [shard.weigh(gradient) for gradient in grads]
             return apply(grads, trainable_variables)
         variables = trainable_variables or self._trainable_variables
         return update.apply(
@@ -73,10 +77,9 @@ class MeshOptimizer(in_place.Mixin):
 
     def scale_loss(self, loss):
         """See `keras.optimizers.Optimizer`; Keras' steps begin with it."""
-        capture = step_context.current().gradient_capture
-        update = _UPDATES.get(self)
-        if capture is not None:
-            loss = capture.weigh(loss)
+        shard, update = step_context.current().batch_shard, _UPDATES.get(self)
+        if shard is not None:
+            loss = shard.weigh_loss(loss)
         elif update is not None:
             # An error outside of replicas.
             update.extended.replica_and_rank()
@@ -267,6 +270,15 @@ def with_iterations(
     )
     _UPDATES[found] = _UPDATES[optimizer]
     return found
+
+
+def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
+    """All optimizers of a model, that of `compile` first."""
+    values = [model.optimizer, *instances.held_by(model)]
+    found = {
+        id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)
+    }
+    return list(found.values())
 
 
 def adapt_capturing(optimizer: keras.Optimizer) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import keras
 
 from tfscale._internals import fitting
+from tfscale.adapters.optimizer import optimizers_of
 from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.collectives.workers import check_one_process
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import FitScopedFunction
 from tfscale.fit.fit import Logs
 from tfscale.mesh.gradient_noise import GradientNoise
-from tfscale.step.runners import checks
 
 
 class GradientNoiseScale(keras.callbacks.Callback):
@@ -148,11 +148,11 @@ class GradientNoiseScale(keras.callbacks.Callback):
             "GradientNoiseScale",
             "Measure it in a run of one process.",
         )
-        if model.optimizer is None or len(checks.optimizers_of(model)) > 1:
+        if model.optimizer is None or len(optimizers_of(model)) > 1:
             raise ValueError(
                 "The noise scale is of the gradients of one optimizer. "
                 "Received: a model with "
-                f"{len(checks.optimizers_of(model))}. Leave the callback away."
+                f"{len(optimizers_of(model))}. Leave the callback away."
             )
         if strategy.num_replicas_in_sync == 1 and not accumulates:
             raise ValueError(

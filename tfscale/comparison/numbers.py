@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfscale.step.runners.checks import optimizers_of
+from tfscale.adapters.optimizer import optimizers_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import fitting
+from tfscale.adapters.optimizer import optimizers_of
 from tfscale.adapters.row_optimizer import adapt_dense_optimizer
 from tfscale.comparison import numbers
 from tfscale.comparison import random_layers
 from tfscale.comparison.memory import within_memory
 from tfscale.comparison.numbers import Key
-from tfscale.step.runners.checks import optimizers_of
 
 _SEED = 1
 

@@ -29,6 +29,8 @@ class Step:
         update: The current `Update`, or None: of an optimizer that applies
             summed gradients, or of weights that are loaded on trial.
         is_one_replica: Whether Keras is to see one replica.
+        summed: Ids of variables whose gradients `sum_gradients` has summed, in
+            a function that is no step of a model.
         ranks: How layers use variables on model ranks, a `RankState`, or None.
     """
 
@@ -37,6 +39,7 @@ class Step:
     gradient_capture: Any = None
     update: "Update | None" = None
     is_one_replica: bool = False
+    summed: set[int] | None = None
     ranks: Any = None
 
     @property

@@ -129,11 +129,12 @@ class MeshExtended(symbols.MirroredExtended):
 
     @property
     def _num_replicas_in_sync(self):
-        step = step_context.current()
-        if step.is_one_replica:
-            return 1
-        if step.batch_shard is not None:
-            step.batch_shard.is_divided = True
+        one = step_context.current().is_one_replica
+        return 1 if one else self.num_all_replicas
+
+    @property
+    def num_all_replicas(self) -> int:
+        """Number of replicas of all workers, also in a step of a model."""
         num_workers = 1 if self.workers is None else self.workers.count
         return self.num_replicas * num_workers
 
@@ -177,7 +178,7 @@ class MeshExtended(symbols.MirroredExtended):
     @property
     def has_several_replicas(self) -> bool:
         """Whether gradients are added up, here or over workers."""
-        # `num_replicas_in_sync` notes that the step has asked.
+        # `num_replicas_in_sync` is 1 in a step of a model.
         return self.num_replicas > 1 or self.workers is not None
 
     def _create_variable(self, next_creator, **kwargs):

@@ -5,14 +5,47 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.collectives import rank_collectives
 from tfscale.collectives import reducer
 from tfscale.collectives import replica_collectives
+from tfscale.context import step_context
 from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.step import batch_norm
 from tfscale.variables import gather_again
 from tfscale.variables import zero
 from tfscale.variables.of_variable import is_overwritten
+from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.shards import shard
+
+
+def sum_weighed(extended: Any, gradients, variables) -> list:
+    """Sums over the replicas, in which gradients count by the rows of each.
+
+    A tape gives the shard of a model rank and, where replicas divide a weight,
+    of their sum. Others are whole, and the same on all replicas:
+    `sum_gradients` has returned them, or they are made of these. Such a sum is
+    unchanged by one that counts by rows.
+    """
+    step = step_context.current()
+    shard, summed = step.batch_shard, step.summed or set()
+    found = list(gradients)
+    for i, (gradient, variable) in enumerate(zip(gradients, variables)):
+        is_whole = _is_whole(gradient, variable)
+        if gradient is None or is_overwritten(variable):
+            continue
+        if zero.is_divided(variable) and not is_whole:
+            continue
+        if is_whole and (dim := sharding_of(variable).model_dim) is not None:
+            gradient = rank_collectives.local_shard(
+                tf.convert_to_tensor(gradient), dim
+            )
+        if shard is not None:
+            gradient = shard.weigh(gradient)
+        elif id(variable) in summed:
+            gradient = tf.convert_to_tensor(gradient)
+            gradient /= tf.cast(extended.num_all_replicas, gradient.dtype)
+        found[i] = gradient
+    return sum_over_replicas(extended, found, variables)
 
 
 def sum_over_replicas(extended: Any, gradients, variables) -> list:
@@ -87,6 +120,16 @@ def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
     return shard(gradient, sharding, *extended.replica_and_rank())
 
 
+def _is_whole(gradient, variable):
+    """Whether a gradient has the shape of a variable that is divided."""
+    sharding = sharding_of(variable)
+    return (
+        gradient is not None
+        and gradient.shape != sharding.local_shape
+        and gradient.shape == sharding.shape
+    )
+
+
 def _in_its_row(tensor):
     """A tensor in this replica's row; the other rows are zero."""
     context = tf.distribute.get_replica_context()
@@ -99,7 +142,7 @@ def _in_its_row(tensor):
 
 def _dim(states, gradient, variable):
     """The dim along which the sum is sharded; see `Reducer.on_each`."""
-    if zero.is_divided(variable):
+    if zero.is_divided(variable) and not _is_whole(gradient, variable):
         return reducer.SCATTERED
     sharding = states.sharding_of(variable)
     is_shard = gradient.shape == sharding.local_shape

@@ -10,7 +10,6 @@ from tfscale.collectives import replica_collectives
 from tfscale.context import step_context
 from tfscale.mesh import gradient_reduction
 from tfscale.mesh.extended import MeshExtended
-from tfscale.step import summed_gradients
 
 
 def sum_gradients(
@@ -90,22 +89,11 @@ def sum_gradients(
             "whose optimizers would sum them once more. Use a MeshStrategy."
         )
     extended.replica_and_rank()  # an error outside of replicas
-    if tf.executing_eagerly():
-        if not extended.has_several_replicas and extended.num_model_ranks == 1:
-            return [_dense(gradient) for gradient in gradients]
-        raise ValueError(
-            "`optimizer.apply` knows by the graph what `sum_gradients` has "
-            "returned. Received: an eager call, on a mesh of several devices. "
-            "Leave out run_eagerly=True, or put `strategy.run` into a "
-            "`tf.function`."
-        )
-    are_sums = summed_gradients.are_sums(gradients, variables)
-    unsummed = [None if s else g for s, g in zip(are_sums, gradients)]
-    sums = gradient_reduction.sum_over_replicas(extended, unsummed, variables)
-    return [
-        gradient if total is None else summed_gradients.as_sum(_dense(total))
-        for gradient, total in zip(gradients, _whole(sums, variables, extended))
-    ]
+    sums = gradient_reduction.sum_weighed(extended, gradients, variables)
+    summed = step_context.current().summed
+    if summed is not None:
+        summed.update(map(id, variables))
+    return list(map(_dense, _whole(sums, variables, extended)))
 
 
 def _dense(gradient):

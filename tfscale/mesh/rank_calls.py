@@ -18,6 +18,7 @@ from tfscale.adapters.mirrored_strategy import adapt_replica_context
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
 from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
@@ -103,7 +104,11 @@ def on_thread(
         context = tf.distribute.get_replica_context()
         adapt_replica_context(context, layer_losses.kept)
         graph = tf.compat.v1.get_default_graph() if are_ranks else None
-        with seeded(), rank_state.within(graph=graph):
+        with (
+            seeded(),
+            rank_state.within(graph=graph),
+            step_context.within(summed=set()),
+        ):
             return fn(*args, **kwargs)
 
     return call

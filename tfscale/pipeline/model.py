@@ -201,6 +201,7 @@ class PipelineModel(PipelineTrainer):
         is_compiled = bool(jit_compile) and symbols.model_supports_jit(
             self.model
         )
+        self.jit_compile = is_compiled
         self._has_clusters = is_compiled and num_ranks > 1
         self._programs = self._compiled_programs(
             is_compiled and not self._has_clusters

@@ -94,10 +94,13 @@ class NotedMoments:
     Attributes:
         calls: For each call of a layer, in order, its moving averages and the
             moments of its input.
+        num_replicas: Number of replicas whose moments are combined.
     """
 
     def __init__(self):
         self._context = tf.distribute.get_replica_context()
+        # In a step of a model it reads as 1.
+        self.num_replicas = self._context.num_replicas_in_sync
         self._averages = {}
         self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
         self.graph = tf.compat.v1.get_default_graph()
@@ -135,17 +138,12 @@ class NotedMoments:
         moments = tf.stop_gradient(moments)
         self.calls.append((self._averages[id(layer)], moments))
 
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas whose moments are combined."""
-        return self._context.num_replicas_in_sync
-
     def in_its_row(self, tensor) -> tf.Tensor:
         """A tensor in this replica's row; the other rows are zero."""
         context = self._context
         row = tf.one_hot(
             context.replica_id_in_sync_group,
-            context.num_replicas_in_sync,
+            self.num_replicas,
             dtype=tensor.dtype,
         )
         return tf.reshape(row, [-1] + [1] * tensor.shape.rank) * tensor

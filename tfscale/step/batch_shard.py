@@ -1,32 +1,27 @@
 """The rows of a batch that a thread works on: a replica's or a microbatch's.
 
-Keras sums the losses of replicas, each divided by the number of replicas: a
-mean of means, and for a loss that returns a scalar too much by the number of
-replicas. While replicas run, a model and its compiled losses have adapted
-classes, so that both numbers are those of one device:
+A step on a part of a batch sees one device, whose batch these rows are: Keras
+divides no mean by the number of replicas, which reads as 1. Whatever the step
+computes of them counts by them:
 
-    what is minimised    sum_p share_p * loss_p
-    what is logged       loss_p, which Keras averages by rows
+    gradients, logs, a single number given to a mean     sum_p share_p * value_p
 
-`share_p` is the shard's share of the rows. Within `loss_p` each compiled loss
-is multiplied by its share of the divisors (losses.py) over that of the rows.
-Losses of `add_loss` and of a custom `compute_loss` count by rows, as means over
-rows. A pipeline weighs the losses of all its microbatches by the same methods,
-before any of them runs.
+`share_p` is the part's share of the rows. A loss given to `compile` counts by
+its divisor (losses.py), as on one device: within `compute_loss` it is
+multiplied by its share of the divisors over that of the rows. Losses of
+`add_loss`, of a custom `compute_loss` or of a step's own are means over rows.
+A pipeline weighs the losses of all its microbatches by the same methods, before
+any of them runs.
 """
 
-import contextlib
 import functools
-import warnings
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
@@ -45,7 +40,6 @@ class BatchShard:
             tensors in the same order.
         num_replicas: The number by which Keras divides means.
         layers: Layers that may hold losses, which `total` leaves alone.
-        weight: The factor that gradients are multiplied by afterwards.
         all_rows: Number of rows of the batch, if known.
         is_whole: Whether there is no other shard.
         compiled: A list for the losses given to `compile`, if the caller of
@@ -53,11 +47,10 @@ class BatchShard:
         has_loss: Whether it is for losses and metrics too, and not for layers
             only.
         is_common: Whether all replicas have the same rows.
-        is_of_keras: Whether the step is Keras' own, which adds all that layers
-            pass to `add_loss` to a loss that is weighed afterwards.
-
-    Attributes:
-        is_divided: Whether the loss has been divided for the sum over shards.
+        weighs_loss: Whether the loss that an optimizer scales counts by the
+            rows, and not the gradients: in steps of Keras, of one loss and one
+            optimizer. In half precision they then have the range of the whole
+            batch's.
     """
 
     def __init__(
@@ -66,27 +59,22 @@ class BatchShard:
         total: Callable[[tf.Tensor], tf.Tensor],
         num_replicas: int,
         layers: Sequence[keras.Layer] = (),
-        weight: tf.Tensor | float = 1.0,
         all_rows: tf.Tensor | None = None,
         is_whole: bool = False,
         compiled: list | None = None,
         has_loss: bool = True,
         is_common: bool = False,
-        is_of_keras: bool = False,
+        weighs_loss: bool = False,
     ):
         self.rows = rows
         self.num_replicas = num_replicas
-        self.weight = weight
         self.is_whole = is_whole
         self.compiled = compiled
-        self.is_divided = False
         self.is_common = is_common
-        self.is_of_keras = is_of_keras
+        self.weighs_loss = weighs_loss
         self._total = total
         self._all_rows = all_rows
         self._share = None
-        self._losses: list[tf.Tensor] = []  # each is a replica's share
-        self._is_divided_in_layer = False
         self._layers = layers
         graph = tf.compat.v1.get_default_graph()
         self.graph = graph if has_loss else None
@@ -147,85 +135,38 @@ class BatchShard:
             # No gradient flows through a divisor.
             return self._total(tf.stop_gradient(tensor))
 
-    def loss_of(self, model, compute_loss, args, kwargs) -> tf.Tensor | None:
+    def loss_of(self, compute_loss, args, kwargs) -> tf.Tensor | None:
         """The result of a model's `compute_loss`; in replica context."""
-        self.is_divided = True
-        self._warn_of_divided_twice(model)
-        with losses.as_on_one_device():
-            loss = compute_loss(*args, **kwargs)
-        if loss is None:
-            return None
+        loss = compute_loss(*args, **kwargs)
+        if loss is None or loss.shape.rank == 0:
+            return loss
         # A vector is logged as a mean, and minimised as a sum.
-        is_scalar = loss.shape.rank == 0
-        share = self.share if is_scalar else self.counts(self.rows)
-        return self._share_of(loss, self.num_replicas, share)
+        factor = tf.math.divide_no_nan(self.counts(self.rows), self.share)
+        return weighed(loss, tf.cast(factor, loss.dtype))
 
-    def _share_of(self, loss, divisor, share):
-        """A replica's share: a value is divided, a gradient multiplied."""
-        found = weighed(
-            loss,
-            tf.cast(losses.counts(self.rows) / divisor, loss.dtype),
-            tf.cast(tf.math.divide_no_nan(share, self.weight), loss.dtype),
-        )
-        self._losses.append(found)
-        return found
+    def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """A loss whose gradient counts by the rows, if `weighs_loss`."""
+        if not self.weighs_loss:
+            return loss
+        loss = tf.convert_to_tensor(loss)
+        return weighed(loss, tf.cast(self.share, loss.dtype))
 
-    @contextlib.contextmanager
-    def within_layer(self) -> Iterator[None]:
-        """Within it, a layer calls a Keras loss, which it may add.
+    def weigh(self, gradient: Any) -> Any:
+        """A gradient that counts by the rows.
 
-        In a step of Keras what layers add is weighed afterwards. Another step
-        may take the loss for its own.
+        One that replicas have in common, because it was summed, is unchanged
+        by a sum of these.
         """
-        if self.is_of_keras:
-            with losses.as_on_one_device():
-                yield
-            return
-        self._is_divided_in_layer = True
-        yield
-
-    def _warn_of_divided_twice(self, model):
-        is_added = any(map(attributes.noted_losses, self._layers))
-        if self.num_replicas > 1 and self._is_divided_in_layer and is_added:
-            warnings.warn(
-                "`compute_loss` weighs what layers add by rows. Received: a "
-                f"Keras loss that a layer of {model.name!r} adds, which Keras "
-                "has divided by the number of replicas before, in a step that "
-                f"is not Keras' own: it counts {self.num_replicas} times too "
-                "little. Add the mean of a function, like "
-                "`keras.losses.huber`, or train by Keras' step.",
-                stacklevel=2,
-            )
-
-    def direct_loss_of(self, loss, args, kwargs) -> tf.Tensor:
-        """The result of a Keras loss that a step calls; in replica context.
-
-        Keras asks for the number of replicas to divide a mean by it.
-        """
-        before, self.is_divided = self.is_divided, False
-        result = loss(*args, **kwargs)
-        has_divided, self.is_divided = self.is_divided, True
-        if not has_divided:
-            self.is_divided = before
-            return result
-        return self._share_of(result, 1, self.share * self.num_replicas)
-
-    def unscaled(self, value: Any) -> Any:
-        """The loss of these rows, if it is a share; another value as it is."""
-        if any(value is loss for loss in self._losses):
-            return value * self.num_replicas
-        return value
+        if gradient is None or self.weighs_loss:
+            return gradient
+        return times(gradient, self.share)
 
     def logged(self, value: Any) -> Any:
-        """A value that a step returns, of which replicas take the mean.
-
-        A share of a loss is the loss of these rows, which counts by them.
-        """
-        loss = self.unscaled(value)
-        if loss is value:
+        """A value that a step returns, of which replicas take the mean."""
+        if not tf.is_tensor(value) or not value.dtype.is_floating:
             return value
-        share = tf.math.divide_no_nan(self.share, self.weight)
-        return loss * tf.cast(share * self.num_replicas, loss.dtype)
+        factor = tf.cast(self.share * self.num_replicas, value.dtype)
+        return tf.math.multiply_no_nan(value, factor)
 
     def compiled_loss_of(
         self, compile_loss, y_true, y_pred, sample_weight
@@ -240,7 +181,8 @@ class BatchShard:
             )
         if not found:
             return None
-        if not self.is_whole:
+        # Once, and not for each replica.
+        if not self.is_whole and not symbols.get_current_replica_id_as_int():
             losses.warn_of_reduced(found)
         divisors = tf.stack([loss.divisor for loss in found])
         shares = losses.shares(
@@ -283,44 +225,28 @@ class BatchShard:
         return context.merge_call(lambda _: compute())
 
 
-def weighed(
-    loss: tf.Tensor, to_log: tf.Tensor, to_minimise: tf.Tensor
-) -> tf.Tensor:
-    """The loss times one factor, its gradient times another one."""
+def weighed(loss: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """The same loss, its gradient times a factor."""
     with symbols.record.stop_recording():
-        result = tf.math.multiply_no_nan(loss, to_log)
-    (result,) = with_gradient(_weighed_gradient, [result], [loss, to_minimise])
+        result = tf.identity(loss)
+    (result,) = with_gradient(_weighed_gradient, [result], [loss, factor])
     return result
 
 
 def _weighed_gradient(gradients, inputs):
-    (upstream,), (_, to_minimise) = gradients, inputs
-    return tf.math.multiply_no_nan(upstream, to_minimise), None
+    (upstream,), (_, factor) = gradients, inputs
+    return times(upstream, factor), None
+
+
+def times(tensor: Any, weight: tf.Tensor) -> Any:
+    """The product, which is 0 for a weight of 0 whatever the tensor is."""
+    if isinstance(tensor, tf.IndexedSlices):
+        values = times(tensor.values, weight)
+        return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
+    return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
 
 def _with_a_row(vector):
     """The vector, or a zero in place of no rows, whose mean would be NaN."""
     more = tf.maximum(1 - tf.shape(vector)[0], 0)
     return tf.pad(vector, [[0, more], *[[0, 0]] * (vector.shape.rank - 1)])
-
-
-def warn_of_undivided() -> None:
-    """Warns if a `train_step` has not divided its loss over the replicas."""
-    batch_shard = step_context.current().batch_shard
-    if (
-        batch_shard is None
-        or batch_shard.num_replicas == 1
-        or batch_shard.is_divided
-    ):
-        return
-    warnings.warn(
-        "Gradients are added up over replicas, so the loss of each has to be "
-        "its part of the loss of the whole batch. Received: a `train_step` "
-        "whose loss comes neither from `compute_loss` nor from a loss of "
-        "Keras, and that has not asked for the number of replicas, "
-        f"{batch_shard.num_replicas}: gradients are so many times too large "
-        "if it is a mean over the rows that it has. Use "
-        "`self.compute_loss(...)`, to which a layer's `add_loss` adds, or "
-        "divide by `tf.distribute.get_strategy().num_replicas_in_sync`.",
-        stacklevel=2,
-    )

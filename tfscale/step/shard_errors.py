@@ -19,9 +19,7 @@ def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        sharded = [
-            v.path for v in variables if sharding_of(v).model_dim is not None
-        ]
+        sharded = [v.path for v in variables if sharding_of(v).is_sharded]
         graph = tf.compat.v1.get_default_graph()
         if (
             not sharded
@@ -30,10 +28,11 @@ def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
         ):
             raise
         raise ValueError(
-            "Gradients of variables that model ranks divide are shards, and "
-            "what a `train_step` adds to them or assigns must be of the same "
-            f"shape. Received: gradients of {', '.join(sharded[:3])}, and an "
-            "operation after the tape that failed. Put them together before: "
+            "Gradients of variables that model ranks divide, or replicas with "
+            "zero_stage=3, are shards, and what a `train_step` adds to them or "
+            "assigns must be of the same shape. Received: gradients of "
+            f"{', '.join(sharded[:3])}, and an operation after the tape that "
+            "failed. Put them together before: "
             "`gradients = tfscale.sum_gradients(gradients, variables)`, which "
             f"`optimizer.apply` takes as they are. It failed by: {error}"
         ) from error

@@ -186,6 +186,6 @@ def _registered(shape, dtype):
 def _dense(op, dy):
     del op
     # It may be the last operation of a tape, and is named like TensorFlow's:
-    # see step/summed_gradients.py.
+    # see variables/weight_gather.py.
     with tf.name_scope("gradient_tape/"):
         return tf.identity(tf.convert_to_tensor(dy))

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.collectives import replica_collectives
+from tfscale.context import step_context
 from tfscale.graphs import vectorized_map
 from tfscale.graphs.with_gradient import with_gradient
 from tfscale.variables.gather_window import Window
@@ -157,6 +158,9 @@ def _with_gradient(whole, shard, dim, note=lambda gradient: None):
     shape = shard.shape
 
     def scatter(gradient):
+        batch_shard = step_context.current().batch_shard
+        if batch_shard is not None:
+            gradient = batch_shard.weigh(gradient)
         (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
         return summed
 
@@ -167,7 +171,7 @@ def _with_gradient(whole, shard, dim, note=lambda gradient: None):
             # asked for other gradients. No update takes it, as it is whole.
             return [gradient]
         # It may be the last operation of a tape, and is named like
-        # TensorFlow's: see step/summed_gradients.py.
+        # TensorFlow's: see step/shard_errors.py.
         with tf.name_scope(BACKWARD):
             # Sparse rows of a lookup become dense.
             gradient = tf.convert_to_tensor(gradient)

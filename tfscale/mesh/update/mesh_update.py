@@ -18,7 +18,6 @@ from tfscale.mesh import gradient_reduction
 from tfscale.mesh.update import clipping
 from tfscale.mesh.update import optimizer_checks
 from tfscale.optimizers.lars import has_ratio
-from tfscale.step import summed_gradients
 
 
 class MeshUpdate:
@@ -75,6 +74,7 @@ class MeshUpdate:
             return apply(grads, given_variables)
         if step_context.current().update is not None:
             return apply(grads, given_variables)
+        self._check_outside_of_branches()
         if not optimizer.built:
             self._build(optimizer, variables)
         grads = self._whole_gradients(optimizer, grads, variables, are_sums)
@@ -92,6 +92,20 @@ class MeshUpdate:
         if in_branch:
             self.states.all_gather(variables)
         return result
+
+    def _check_outside_of_branches(self):
+        step, extended = step_context.current(), self.extended
+        is_outside = step.batch_shard is step.batch_shard_in_graph
+        if is_outside or not extended.has_several_replicas:
+            return
+        raise ValueError(
+            "Replicas sum gradients where all of them meet: a `train_step` "
+            "must call `optimizer.apply` itself. Received: a call in a branch, "
+            "a loop or a `tf.function`. To apply gradients every few batches, "
+            "as by `tf.cond`, leave that to `gradient_accumulation_steps` of "
+            "the optimizer; to divide a batch, to "
+            "`tfscale.callbacks.GradientAccumulation`."
+        )
 
     def _build(self, optimizer, variables):
         def build(strategy=None):
@@ -112,19 +126,7 @@ class MeshUpdate:
         if self.is_sharded:
             optimizer_checks.check(optimizer, variables, extended)
         if not are_sums:
-            summed = summed_gradients.are_sums(grads, variables)
-            unsummed = [None if s else g for s, g in zip(summed, grads)]
-            sums = gradient_reduction.sum_over_replicas(
-                extended, unsummed, variables
-            )
-            grads = [
-                gradient_reduction.shard_gradient(extended, grad, variable)
-                if is_sum
-                else total
-                for is_sum, grad, variable, total in zip(
-                    summed, grads, variables, sums
-                )
-            ]
+            grads = gradient_reduction.sum_weighed(extended, grads, variables)
         if self.is_sharded:
             return clipping.clip(optimizer, grads, variables, extended)
         return grads

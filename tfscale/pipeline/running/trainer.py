@@ -16,6 +16,7 @@ from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
+from tfscale.context import step_context
 from tfscale.graphs import xla_clusters
 from tfscale.graphs.function_options import outermost
 from tfscale.graphs.grappler import no_grappler
@@ -41,6 +42,7 @@ class PipelineTrainer(WrappedModel):
     # Whether XLA compiles clusters of a step, as model ranks exchange tensors
     # within stages; else it compiles stages.
     _has_clusters = False
+    runs_microbatches = True
 
     def __init__(self, model: keras.Model, plan: PipelinePlan):
         super().__init__(model)
@@ -72,7 +74,7 @@ class PipelineTrainer(WrappedModel):
             return self._train_window((data,) if is_one else data.batches)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_built()
-        scale = self.optimizer.scale_loss(tf.ones((), losses.precision()))
+        scale = self._loss_scale()
         targets = self._targets(x, y, sample_weight)
         step, result = self._run(x, targets, True, loss_scale=scale)
         with contextlib.ExitStack() as stack:
@@ -107,7 +109,7 @@ class PipelineTrainer(WrappedModel):
         )
         self._counters.set(self.optimizer.iterations)
         zero = tf.zeros((), losses.precision())
-        scale = self.optimizer.scale_loss(tf.ones_like(zero))
+        scale = self._loss_scale()
         updates = window.StageUpdates(
             step,
             schedule,
@@ -132,6 +134,11 @@ class PipelineTrainer(WrappedModel):
                 step.assign(result, noting)
             logs = self._log(step, result, penalty, *data)
         return logs
+
+    def _loss_scale(self):
+        # Its losses are weighed by `BatchLoss`.
+        with step_context.within(batch_shard=None):
+            return self.optimizer.scale_loss(tf.ones((), losses.precision()))
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch; in replica context."""
@@ -213,10 +220,13 @@ class PipelineTrainer(WrappedModel):
     def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         self._follow_variables()
-        super().make_train_function(force)
-        if self._plan.schedule.has_updates:
-            drawing: Callable = functools.partial(
-                window.in_windows, size=self.steps_per_execution
+        with self._compiled_here():
+            super().make_train_function(force)
+        if self._plan.schedule.has_updates and not getattr(
+            self.train_function, "is_outermost", False
+        ):
+            self.train_function = window.in_windows(
+                self.train_function, self.steps_per_execution
             )
         else:
             drawing = for_any_rows
@@ -226,17 +236,28 @@ class PipelineTrainer(WrappedModel):
     def make_test_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         self._follow_variables()
-        super().make_test_function(force)
-        self.test_function = self._outermost(self.test_function, for_any_rows)
+        with self._compiled_here():
+            super().make_test_function(force)
+        self.test_function = self._outermost(self.test_function)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         checks.check_predictions(self.model)
         self._follow_variables()
-        super().make_predict_function(force)
+        with self._compiled_here():
+            super().make_predict_function(force)
         self.predict_function = self._outermost(self.predict_function)
         return self.predict_function
+
+    @contextlib.contextmanager
+    def _compiled_here(self):
+        """Within it Keras does not compile the step: XLA compiles stages."""
+        is_compiled, self.jit_compile = self.jit_compile, False
+        try:
+            yield
+        finally:
+            self.jit_compile = is_compiled
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """See `keras.Model`; only if something is left to build.

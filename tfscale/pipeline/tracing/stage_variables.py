@@ -23,6 +23,8 @@ class StageVariables(keras.StatelessScope):
     arguments for the trainable variables, in their order.
     """
 
+    losses: list[tf.Tensor]
+
     def __init__(
         self, stage: Stage, numbers: dict[int, int], argument: Callable
     ):

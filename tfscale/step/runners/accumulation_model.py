@@ -9,10 +9,8 @@ from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.mirrored_strategy import adapt_strategy
 from tfscale.adapters.model import adapt_accumulated_model
-from tfscale.adapters.optimizer import adapt_capturing
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.step import batch_norm
-from tfscale.step.runners import checks
 from tfscale.step.runners.loop import run_microbatches
 from tfscale.step.runners.replica_step import ReplicaStep
 from tfscale.step.runners.whole import adapt_to_shards
@@ -76,6 +74,4 @@ def adapt(model: keras.Model) -> None:
     adapt_strategy(model.distribute_strategy)
     adapt_accumulated_model(model)
     adapt_to_shards(model)
-    for optimizer in checks.optimizers_of(model):
-        adapt_capturing(optimizer)
     adapt_metrics(model, are_on_replicas=False)

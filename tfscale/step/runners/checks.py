@@ -7,16 +7,6 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import instances
-
-
-def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """All optimizers of a model, that of `compile` first."""
-    values = [model.optimizer, *instances.held_by(model)]
-    found = {
-        id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)
-    }
-    return list(found.values())
 
 
 def check_rows(element_spec: Any, num_microbatches: int) -> None:

@@ -14,28 +14,29 @@ from tfscale.variables import gather_again
 class GradientCapture:
     """The gradients that `train_step` gives to the optimizer in one microbatch.
 
-    They are multiplied by the weight of the microbatch: at once if the loss
-    passes through `optimizer.scale_loss`, else later. At once is better in half
-    precision: they then have the range of the whole batch's.
+    They count by the rows of the microbatch: see `BatchShard`.
 
     Attributes:
         gradients: For each variable a dense tensor or None.
         variables: The variables given to `apply`, or None.
-        weight: The factor that is still to be applied to gradients.
+        weight: The factor that is still to be applied to gradients; 0 for a
+            microbatch without rows.
         are_paired: Whether `apply_gradients` was called, and not `apply`.
         results: What metrics returned: a result, the metric, and the index
             of the result among those of the metric.
     """
 
     def __init__(
-        self, optimizer: keras.Optimizer, weight: tf.Tensor | float = 1.0
+        self,
+        optimizer: keras.Optimizer,
+        shard: batch_shard.BatchShard | None = None,
     ):
         self.gradients: list[tf.Tensor | None] = []
         self.variables: list[Any] | None = None
-        self.weight = weight
+        self.weight: tf.Tensor | float = 1.0
         self.are_paired = False
         self.results: list[tuple[Any, keras.Metric, int]] = []
-        self._full_weight = weight
+        self._shard = shard
         self._optimizer = optimizer
         self._has_captured = False
         self._graph = tf.compat.v1.get_default_graph()
@@ -64,15 +65,10 @@ class GradientCapture:
         self._has_captured = True
         extended = tf.distribute.get_strategy().extended
         if getattr(extended, "gathers_weights", False):
-            if self.weight is self._full_weight:
-                raise ValueError(
-                    "With zero_stage=3 gradients are summed over the replicas "
-                    "as they are computed, by the rows that each has. "
-                    "Received: a `train_step` whose loss does not say so. Take "
-                    "gradients of `self.optimizer.scale_loss(loss)`, or use "
-                    "zero_stage=2."
-                )
             gather_again.gather_again()
+        if self._shard is not None:
+            share = self._shard.share
+            self.weight = tf.sign(share) if self._shard.weighs_loss else share
         self.gradients = [
             None if g is None else tf.convert_to_tensor(g) for g in grads
         ]
@@ -85,13 +81,6 @@ class GradientCapture:
                 self.weight,
             )
             self.weight = 1.0
-
-    def weigh(self, loss) -> tf.Tensor:
-        """The loss, whose gradient is multiplied by the weight."""
-        self.weight = tf.sign(self._full_weight)
-        loss = tf.convert_to_tensor(loss)
-        weight = tf.cast(self._full_weight, loss.dtype)
-        return batch_shard.weighed(loss, tf.ones_like(weight), weight)
 
     def check(self) -> None:
         """Raises if there are no gradients."""

@@ -8,9 +8,8 @@ Before the loop the whole `train_step` runs once where no variable changes:
     loop    on each microbatch: the sums below
     end     one update
 
-A microbatch counts by its rows: gradients of its `train_step` are multiplied by
-its share of this replica's rows, and `compute_loss` (step/batch_shard.py)
-divides by that and counts each loss by its divisor in that of the batch.
+A microbatch counts by its rows in those of all replicas (step/batch_shard.py),
+and each loss that is given to `compile` by its divisor.
 """
 
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from tfscale.mesh.gradient_noise import squared_norms
 from tfscale.step import batch_norm
 from tfscale.step import losses
 from tfscale.step.batch_shard import BatchShard
+from tfscale.step.batch_shard import times
 from tfscale.step.microbatches import Microbatches
 from tfscale.step.runners import checks
 from tfscale.step.runners.gradient_capture import GradientCapture
@@ -53,15 +53,15 @@ class ReplicaStep:
         num_microbatches: int | None,
         noise: GradientNoise | None,
     ):
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self._replicas = tf.distribute.get_strategy().num_replicas_in_sync
         # Several replicas have different, unknown numbers of rows.
-        is_compiled = model.jit_compile and replicas == 1
+        is_compiled = model.jit_compile and self._replicas == 1
         self.batch = Microbatches(data, num_microbatches, is_compiled)
         self.sums: list[tf.Tensor] = []
         self._model = model
         self._train_step = train_step
         self._rows = tf.cast(self.batch.num_rows, losses.precision())
-        self._noise = noise if replicas == 1 else None
+        self._noise = noise if self._replicas == 1 else None
         self._try(data)
 
     def _try(self, data):
@@ -73,7 +73,7 @@ class ReplicaStep:
 
         with NotingScope(collect_losses=True) as scope:
             try:
-                logs, capture, noted = self._run(data, record, 1.0)
+                logs, capture, noted = self._run(data, record)
             except Exception:
                 # Weights that a layer assigned to are no longer variables here:
                 # perhaps the reason of the error.
@@ -91,6 +91,7 @@ class ReplicaStep:
             noted, [*found, noted.in_its_row(self._rows)]
         )
         self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
+        self._all_rows = tf.reduce_sum(rows)
         self._variables = capture.variables
         self._are_paired = capture.are_paired
         self._dtypes = [
@@ -147,7 +148,7 @@ class ReplicaStep:
             return found
 
         weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
-        logs, capture, noted = self._run(data, next_total, weight)
+        logs, capture, noted = self._run(data, next_total)
         before = iter(sums)
         found = []
         variables = self._variables or attributes.optimized_variables(
@@ -161,13 +162,13 @@ class ReplicaStep:
             if is_overwritten(variable):
                 found.append(tf.maximum(total, g))
             else:
-                found.append(total + _times(g, capture.weight))
+                found.append(total + times(g, capture.weight))
         for _, moments in noted.calls:
             both = tf.stack([next(before), moments])
             found.append(batch_norm.combined(both))
         if self._noise is not None:
             microbatch_gradients = [
-                _times(g, capture.weight)
+                times(g, capture.weight)
                 for g in capture.gradients
                 if g is not None
             ]
@@ -177,7 +178,7 @@ class ReplicaStep:
         for source, value in zip(self._sources, _tensors(logs)):
             old = next(before)
             if source is None and value.dtype.is_floating:
-                value = old + _times(value, weight)
+                value = old + times(value, weight)
             found.append(value)
         return found
 
@@ -199,12 +200,22 @@ class ReplicaStep:
                 squares, gradients, variables, *tf.unstack(shares)
             )
         optimizer = self._model.optimizer
-        if self._are_paired:
-            optimizer.apply_gradients(zip(gradients, self._variables))
-        else:
-            optimizer.apply(gradients, self._variables)
+        # They count by their rows already.
+        with step_context.within(batch_shard=None):
+            if self._are_paired:
+                optimizer.apply_gradients(zip(gradients, self._variables))
+            else:
+                optimizer.apply(gradients, self._variables)
         logs = list(sums)
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        if self._replicas > 1:
+            # Keras takes the mean over replicas.
+            share = tf.math.divide_no_nan(self._rows, self._all_rows)
+            logs = [
+                times(value, share * self._replicas)
+                if value.dtype.is_floating
+                else value
+                for value in logs
+            ]
             # Those of all replicas.
             sources = list(filter(None, self._sources))
             results = {
@@ -217,22 +228,23 @@ class ReplicaStep:
             ]
         return keras.tree.pack_sequence_as(self._logs, logs)
 
-    def _run(self, data, total, weight):
+    def _run(self, data, total):
         batch_shard = BatchShard(
             losses.num_rows(data),
             total,
-            tf.distribute.get_strategy().num_replicas_in_sync,
+            self._replicas,
             attributes.flatten_layers(self._model),
-            weight,
-            is_of_keras=attributes.is_step_of_keras(self._model, "train_step"),
+            weighs_loss=attributes.is_step_of_keras(self._train_step),
         )
-        capture = GradientCapture(self._model.optimizer, weight)
+        capture = GradientCapture(self._model.optimizer, batch_shard)
         noted = batch_norm.NotedMoments()
         with step_context.within(
-            batch_shard=batch_shard, moments=noted, gradient_capture=capture
+            batch_shard=batch_shard,
+            moments=noted,
+            gradient_capture=capture,
+            is_one_replica=True,
         ):
             logs = self._train_step(data)
-            logs = keras.tree.map_structure(batch_shard.logged, logs)
         return logs, capture, noted
 
 
@@ -245,11 +257,6 @@ def _sums_at_once(noted, tensors):
     sizes = [x.shape.num_elements() for x in tensors]
     sums = zip(tf.split(flat, sizes), tensors)
     return [tf.reshape(vector, x.shape) for vector, x in sums]
-
-
-def _times(tensor, weight):
-    """The product, which is 0 for a weight of 0 whatever the tensor is."""
-    return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
 
 def _results_by_name(model, scope):

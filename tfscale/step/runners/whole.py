@@ -10,9 +10,10 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.loss import adapt_compile_loss
-from tfscale.adapters.loss import adapt_losses
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import adapt_model
+from tfscale.adapters.optimizer import adapt_capturing
+from tfscale.adapters.optimizer import optimizers_of
 from tfscale.context import step_context
 from tfscale.step import batch_norm
 from tfscale.step import shard_errors
@@ -56,9 +57,9 @@ def adapt_to_shards(model: keras.Model) -> None:
     """
     adapt_model(model)
     adapt_compile_loss(attributes.compile_loss_of(model))
-    layers = attributes.flatten_layers(model)
-    adapt_losses(layers)
-    adapt_layers(layers)
+    adapt_layers(attributes.flatten_layers(model))
+    for optimizer in optimizers_of(model):
+        adapt_capturing(optimizer)
 
 
 def _check_metrics(model):
@@ -97,17 +98,21 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     layers = attributes.flatten_layers(model)
-    batch_shard = BatchShard.of_replica(
-        data,
-        layers,
-        is_common=not is_divided,
-        is_of_keras=attributes.is_step_of_keras(
-            model, getattr(fn, "__name__", "")
-        ),
+    is_of_keras = attributes.is_step_of_keras(
+        getattr(model, getattr(fn, "__name__", ""), None)
     )
-    with step_context.within(batch_shard=batch_shard):
+    batch_shard = BatchShard.of_replica(
+        data, layers, is_common=not is_divided, weighs_loss=is_of_keras
+    )
+    if getattr(model, "runs_microbatches", False):
+        # Its microbatches are weighed, each by its rows.
+        with step_context.within(batch_shard=batch_shard):
+            return fn(*args, **kwargs)
+    with step_context.within(batch_shard=batch_shard, is_one_replica=True):
         logs = fn(*args, **kwargs)
-        return keras.tree.map_structure(batch_shard.logged, logs)
+        if not is_of_keras:
+            logs = keras.tree.map_structure(batch_shard.logged, logs)
+    return logs
 
 
 def with_input_dependencies(fn: Callable) -> Callable:
@@ -149,7 +154,7 @@ def _of_any_rows(value):
 def explaining(fn: Callable) -> Callable:
     """Has a function explain errors of shards in its `train_step`."""
     model = model_of(fn)
-    if model is None or attributes.is_step_of_keras(model, "train_step"):
+    if model is None or attributes.is_step_of_keras(model.train_step):
         return fn
 
     @functools.wraps(fn)
