@@ -149,9 +149,7 @@ def _first_batches(dataset, steps):
 def _evaluated(training):
     """Evaluates and predicts; what a model cannot do, and why."""
     skipped: dict[str, str] = {}
-    has_custom_step = not attributes.is_step_of_keras(
-        training.inner, "train_step"
-    )
+    has_custom_step = not attributes.is_step_of_keras(training.inner.train_step)
     for phase in ("evaluate", "predict"):
         try:
             getattr(training, phase)()

@@ -59,7 +59,7 @@ def facts_of(training: Any) -> Facts:
         metrics=_metrics(model.metrics),
         drawing=training.drawing,
         optimizers=_optimizers(model),
-        has_custom_step=not attributes.is_step_of_keras(model, "train_step"),
+        has_custom_step=not attributes.is_step_of_keras(model.train_step),
     )
 
 
