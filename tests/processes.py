@@ -45,7 +45,7 @@ _FIRST = (
     "tests/tensor_parallel/models_test.py",
     "tests/backup/workers_test.py",
     "tests/parameter_server/two_workers_test.py",
-    "tests/step/runners/gradient_accumulation_test.py",
+    "tests/accumulation/gradient_accumulation_test.py",
     "tests/mesh/remote_test.py",
     "tests/cluster/preflight_test.py",
     "tests/variables/zero_memory_test.py",

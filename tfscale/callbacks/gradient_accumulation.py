@@ -3,15 +3,15 @@
 import keras
 
 from tfscale._internals import fitting
+from tfscale.accumulation import checks
+from tfscale.accumulation.accumulation_model import Accumulation
+from tfscale.accumulation.accumulation_model import adapt
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import FitScopedFunction
 from tfscale.fit.fit import Logs
 from tfscale.integers import check_integer
 from tfscale.mesh.models import without_call
-from tfscale.step.runners import checks
-from tfscale.step.runners.accumulation_model import Accumulation
-from tfscale.step.runners.accumulation_model import adapt
 
 
 class GradientAccumulation(keras.callbacks.Callback):

@@ -30,8 +30,8 @@ from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.mesh.replica_checks import prepare
 from tfscale.mesh.update import mixed_update
 from tfscale.mesh.variable_creator import VariableCreator
+from tfscale.step import whole
 from tfscale.step.packed_logs import PackedLogs
-from tfscale.step.runners import whole
 from tfscale.variables import zero
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.step.runners import whole
+from tfscale.step import whole
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.variables import zero
 

@@ -5,15 +5,15 @@ import functools
 
 import keras
 
+from tfscale.accumulation.loop import run_microbatches
+from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.mirrored_strategy import adapt_strategy
 from tfscale.adapters.model import adapt_accumulated_model
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.step import batch_norm
-from tfscale.step.runners.loop import run_microbatches
-from tfscale.step.runners.replica_step import ReplicaStep
-from tfscale.step.runners.whole import adapt_to_shards
+from tfscale.step.whole import adapt_to_shards
 
 
 class Accumulation:

@@ -20,9 +20,9 @@ import tfscale
 from tests import same_numbers
 from tests import strategies
 from tests.step import same_numbers_test as whole_batch
+from tfscale.accumulation import accumulation_model
 from tfscale.callbacks import GradientAccumulation
 from tfscale.collectives import operations
-from tfscale.step.runners import accumulation_model
 from tfscale.variables import zero
 
 X, Y, WEIGHTS = whole_batch.X, whole_batch.Y, whole_batch.WEIGHTS

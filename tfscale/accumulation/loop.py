@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale._internals import symbols
-from tfscale.step.runners.replica_step import ReplicaStep
+from tfscale.accumulation.replica_step import ReplicaStep
 
 
 def run_microbatches(step: ReplicaStep, num_microbatches: int) -> None:

@@ -19,6 +19,8 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.accumulation import checks
+from tfscale.accumulation.gradient_capture import GradientCapture
 from tfscale.context import step_context
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.mesh.gradient_noise import GradientNoise
@@ -28,8 +30,6 @@ from tfscale.step import losses
 from tfscale.step.batch_shard import BatchShard
 from tfscale.step.batch_shard import times
 from tfscale.step.microbatches import Microbatches
-from tfscale.step.runners import checks
-from tfscale.step.runners.gradient_capture import GradientCapture
 from tfscale.variables.of_variable import is_overwritten
 from tfscale.variables.of_variable import sharding_of
 
