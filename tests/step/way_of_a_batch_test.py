@@ -63,8 +63,7 @@ class WayTest(absltest.TestCase):
         self.assertLessEqual(len(found), 22, found)
         folders = [path.partition("/")[0] for path in found]
         entered = [folder for folder, _ in itertools.groupby(folders)]
-        for folder in entered:
-            self.assertLessEqual(entered.count(folder), 3, entered)
+        self.assertLessEqual(len(entered), 15, entered)
         path = os.path.join(source_files.REPOSITORY, "CONTRIBUTING.md")
         with open(path) as file:
             text = file.read()

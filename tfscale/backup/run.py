@@ -48,6 +48,7 @@ from tfscale.fit.fit import Fit
 from tfscale.fit.fit import Logs
 from tfscale.variables.sharding import Sharding
 
+# Writing waits for the copies of variables, which the next steps make.
 _STEPS_BEFORE_WRITING = 2
 _MOST_SECONDS_BEFORE_WRITING = 1.0
 

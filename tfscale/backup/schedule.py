@@ -3,6 +3,7 @@
 import math
 import time
 
+# A choice: before a save has shown what it costs.
 _SECONDS_BEFORE_THE_FIRST = 60.0
 
 

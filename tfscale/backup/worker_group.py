@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfscale.cluster.coordination import Coordination
 
+# Workers agree this often, as measured by the time of a step.
 _SECONDS = 0.1
 _MAX_STEPS = 1_000
 _fits = itertools.count()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
+# Bounds of what strangers can take.
 MAX_LINE_BYTES = 65_536
 _MAX_CALLERS = 256
 _POLLING_SECONDS = 0.1

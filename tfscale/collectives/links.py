@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfscale.collectives.planning.choosing import in_process
 from tfscale.collectives.planning.costs import Costs
 
+# A choice: well above the latency of a network, and below a second.
 _BYTES = 1 << 20
 _CALLS = 5
 

@@ -16,6 +16,7 @@ from tfscale.backup.files.storage import storage_of
 from tfscale.variables.sharding import Sharding
 
 _DATA = ".data-00000-of-00001"
+# The memory that a save needs, in bytes; a choice.
 _CHUNK = 8 << 20
 _MAX_CHUNKS = 256  # and files
 

@@ -28,6 +28,7 @@ from tfscale.data.sources.source import scalar_strings
 _FAR = 1 << 60  # a position after all others
 _INTERLEAVED_READS = 16  # at a time; most wait for a remote file system
 _MIX = 0x5EED  # makes the order of records differ from that of blocks
+# A choice: mixes records of 128 blocks; less if the memory is small.
 _WINDOW_RECORDS = 512
 _WINDOW_BYTES = 16 << 20  # or more records, where they are small
 _COPIES = 4  # windows in memory: read, gathered, waiting, consumed

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import split_by_file
 
+# A choice: the unit of a shuffle and of a read.
 _BLOCK_RECORDS = 128
 BLOCK_BYTES = 2 << 20
 

@@ -21,6 +21,7 @@ from tfscale.schedules.simulate import Span
 
 # Each call runs for about as long as this, in seconds, to be measured.
 _WINDOW = 0.02
+# A choice: the median of so many counts.
 _WINDOWS = 3
 # Steps to warm up, and steps that are measured.
 _UNMEASURED, _MEASURED = 2, 5
