@@ -111,7 +111,7 @@ def make_iterator(epochs: EpochIterator) -> Iterator[Any]:
 def go_on_with(
     epochs: EpochIterator, iterator: Iterator[Any] | None, steps_seen: int
 ) -> None:
-    """Has an epoch of `steps_per_epoch` go on with an iterator, or a new one."""
+    """Continues an epoch of `steps_per_epoch`; None is a new iterator."""
     epochs._current_iterator = iterator
     epochs._steps_seen = steps_seen
 
