@@ -26,10 +26,10 @@ KERAS_OWN_TESTS = "keras.src.testing"
 PURE = (
     "tfscale/cluster/cluster.py",
     "tfscale/cluster/environment.py",
-    "tfscale/cluster/liveness/ports.py",
-    "tfscale/cluster/liveness/__init__.py",
+    "tfscale/cluster/ports.py",
     "tfscale/cluster/preflight.py",
     "tfscale/cluster/reception.py",
+    "tfscale/cluster/rendezvous.py",
     "tfscale/collectives/planning/algorithms.py",
     "tfscale/collectives/planning/choosing.py",
     "tfscale/collectives/planning/collective_plan.py",

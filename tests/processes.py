@@ -58,7 +58,7 @@ _FIRST = (
     "tests/mesh/models/loading_test.py",
     "tests/tensor_parallel/int8_test.py",
     "tests/variables/zero_test.py",
-    "tests/cluster/liveness/failure_detector_test.py",
+    "tests/cluster/failure_detector_test.py",
 )
 MAX_BYTES = 2.5 * 2**30
 MAX_SECONDS = 600.0

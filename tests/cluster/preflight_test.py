@@ -10,8 +10,8 @@ from absl.testing import parameterized
 
 from tests import forked_processes
 from tfscale.cluster import Cluster
+from tfscale.cluster import ports
 from tfscale.cluster import preflight
-from tfscale.cluster.liveness import ports
 from tfscale.cluster.preflight import survivors
 
 

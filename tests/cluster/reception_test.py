@@ -5,6 +5,7 @@ took ten seconds, and any client that spoke JSON ended the run.
 """
 
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -16,13 +17,12 @@ from absl.testing import parameterized
 
 from tests import forked_processes
 from tfscale.cluster import Cluster
+from tfscale.cluster import ports
 from tfscale.cluster import preflight
 from tfscale.cluster import reception
-from tfscale.cluster.liveness import ports
-from tfscale.cluster.liveness.presence import Presence
-from tfscale.cluster.liveness.presence import Roster
 from tfscale.cluster.reception import Reception
 from tfscale.cluster.reception import read_line
+from tfscale.cluster.rendezvous import Rendezvous
 
 
 def _connect(address):
@@ -81,11 +81,12 @@ class _StrangersTest(parameterized.TestCase):
 class PreflightTest(_StrangersTest):
     def test_strangers_do_not_end_or_hold_up_a_preflight(self):
         addresses = tuple(forked_processes.free_addresses(2))
-        words = [None, None]
+        have_met = []
 
         def run(index):
             cluster = Cluster({"worker": addresses}, "worker", index)
-            words[index] = preflight(cluster, {"version": "1"}, timeout=20.0)
+            preflight(cluster, {"version": "1"}, timeout=20.0)
+            have_met.append(index)
 
         first = self.begin(run, 0)
         self.strangers(addresses[0], b'{"address": "')
@@ -104,8 +105,7 @@ class PreflightTest(_StrangersTest):
         for thread in (first, second):
             thread.join(20.0)
         self.assertLess(time.monotonic() - start, 10.0)
-        self.assertIsNotNone(words[0])
-        self.assertEqual(*words)
+        self.assertCountEqual(have_met, [0, 1])
 
     def test_who_calls_in_the_name_of_another_is_not_counted(self):
         own, other = forked_processes.free_addresses(2)
@@ -130,10 +130,8 @@ class PreflightTest(_StrangersTest):
             Cluster({"worker": (own, other)}, "worker", index)
             for index in range(2)
         ]
-        words = []
-        first = self.begin(
-            lambda: words.append(preflight(clusters[0], {}, timeout=20.0))
-        )
+        places = [Rendezvous(cluster, {}) for cluster in clusters]
+        first = self.begin(lambda: places[0].meet(20.0, first=own))
         with ports.listen(other) as listener:
             called, _ = listener.accept()
             with called:
@@ -141,43 +139,60 @@ class PreflightTest(_StrangersTest):
                 line |= {"address": other, "word": "2" * 32}
                 called.sendall(json.dumps(line).encode() + b"\n")
                 self.assertEqual(read_line(called, 5.0), "heard")
-        words.append(preflight(clusters[1], {}, timeout=20.0))
+        places[1].meet(20.0, first=own)
         first.join(20.0)
-        self.assertLen(set(words), 1)
-        self.assertLen(words, 2)
+        # The connection that stays is with this one.
+        places[0].tell("words")
+        with places[1].connections[own] as connection:
+            self.assertEqual(read_line(connection, 5.0), "words")
+        places[0].connections[other].close()
 
 
-class PresenceTest(_StrangersTest):
+class ServerTest(_StrangersTest):
+    """One that waits for its chief, which calls it."""
+
+    def places(self, *servers):
+        clusters = [
+            Cluster({"chief": ("c:1",), "ps": servers}, job, 0)
+            for job in ("chief", "ps")
+        ]
+        return (
+            Rendezvous(clusters[0], {}, about="x", called=servers, callers=()),
+            Rendezvous(clusters[1], {}, about="x", called=(), callers=["c:1"]),
+        )
+
     def test_strangers_do_not_hold_up_a_server(self):
         (address,) = forked_processes.free_addresses(1)
-        found = []
-        waiting = self.begin(
-            lambda: found.append(Presence(address, "c:1", 20.0, "word"))
-        )
-        self.strangers(address, b"chief ")
+        chief, server = self.places(address)
+        waiting = self.begin(lambda: server.meet(20.0, first="c:1"))
+        self.strangers(address, b'{"address": "')
+        said = {"facts": {}, "address": "c:1", "word": "0" * 32}
         for words in (
-            *(b"chief\n", b"chief another " + address.encode() + b"\n"),
-            *(b"chief word a:1\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00"),
+            *(b"chief\n", json.dumps({**said, "about": ""}).encode() + b"\n"),
+            json.dumps({**said, "address": "a:1", "about": "x"}).encode()
+            + b"\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00",
         ):
             stranger = self.stranger(address, words)
             stranger.settimeout(5.0)
             with contextlib.suppress(ConnectionResetError):
                 self.assertEqual(stranger.recv(10), b"")
-        roster = Roster("word")
-        calling = self.begin(roster.wait_for, [address], 5.0)
+        start = time.monotonic()
+        chief.meet(5.0, first="c:1")
         waiting.join(5.0)
-        found[0].be_ready()
-        calling.join(5.0)
-        self.assertFalse(calling.is_alive())
-        found[0].connection.close()
-        roster.connections[address].close()
+        self.assertLess(time.monotonic() - start, 5.0)
+        for place in (chief, server):
+            for connection in place.connections.values():
+                connection.close()
 
     def test_strangers_do_not_put_off_the_end_of_waiting(self):
         (address,) = forked_processes.free_addresses(1)
-        self.begin(self.strangers, address, b"chief ")
+        self.begin(self.strangers, address, b'{"address": "')
         start = time.monotonic()
-        with self.assertRaisesRegex(ConnectionError, "no call from c:1"):
-            Presence(address, "c:1", 1.0, "word")
+        with self.assertRaisesRegex(
+            ConnectionError, "missing: c:1 .it did not"
+        ):
+            self.places(address)[1].meet(1.0, first="c:1")
         self.assertLess(time.monotonic() - start, 5.0)
 
     def test_strangers_at_an_address_are_named_in_time(self):
@@ -197,7 +212,7 @@ class PresenceTest(_StrangersTest):
                 ConnectionError,
                 f"{names[1]} .something else listens at its port",
             ):
-                Roster("word").wait_for(names, 2.0)
+                self.places(*names)[0].meet(2.5, first="c:1")
             other.shutdown(socket.SHUT_RDWR)
 
 
@@ -206,20 +221,25 @@ class ReceptionTest(_StrangersTest):
         with mock.patch.object(reception, "_MAX_CALLERS", 3):
             listener = ports.serve(0)
             address = f"localhost:{listener.getsockname()[1]}"
-            with Reception(
-                listener, lambda caller: read_line(caller, 60.0) or None
-            ) as found:
+            kept = {}
+
+            def greet(caller):
+                name = read_line(caller, 60.0)
+                keep = functools.partial(kept.__setitem__, name, caller)
+                return keep if name else None
+
+            with Reception(listener, greet):
                 callers = [self.stranger(address, b"") for _ in range(4)]
                 callers[0].settimeout(10.0)
                 self.assertEqual(callers[0].recv(1), b"")
                 callers[2].sendall(b"third\n")
                 end = time.monotonic() + 10.0
-                while "third" not in found.met:
+                while "third" not in kept:
                     self.assertLess(time.monotonic(), end)
                     time.sleep(0.01)
             callers[1].settimeout(10.0)
             self.assertEqual(callers[1].recv(1), b"")
-        with found.met["third"] as connection:
+        with kept["third"] as connection:
             connection.sendall(b"x")
             self.assertEqual(callers[2].recv(1), b"x")
 

@@ -24,7 +24,7 @@ class StrategyTest(absltest.TestCase):
         }
         with self.assertRaisesRegex(
             ConnectionError,
-            "workers and parameter servers must be there. Received: .*missing: "
+            "processes of a cluster must be there. Received: .*missing: "
             "localhost:1 .nothing listens at its port.; localhost:2 ",
         ):
             tfscale.ParameterServerStrategy(Cluster(jobs, "chief", 0))

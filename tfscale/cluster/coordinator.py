@@ -11,7 +11,6 @@ servers may be lost and come back; a coordinator's servers cannot.
 """
 
 import atexit
-import hashlib
 import json
 import logging
 import os
@@ -22,43 +21,42 @@ from typing import NoReturn
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
-from tfscale.cluster.liveness import ports
-from tfscale.cluster.liveness.presence import Presence
-from tfscale.cluster.liveness.presence import Roster
+from tfscale.cluster.rendezvous import Rendezvous
 
 # The chief may take long before it calls.
 _SECONDS_FOR_THE_CHIEF = 600.0
 # A machine that does not answer may come back, as workers may.
 _SECONDS_OF_SILENCE = 60
-# For a chief with parameter servers.
-_roster: Roster | None = None
+_SECONDS_WITHOUT_WORDS = 10.0
+# Where the chief of parameter servers has met them.
+_servers: Rendezvous | None = None
 
 
-def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
+def coordinate(
+    cluster: Cluster, rendezvous: Rendezvous, timeout: float
+) -> None:
     """Connects the coordinator to all other processes; these serve.
 
-    Called after the preflight, whose word is `word`. It returns in the
-    coordinator only (the chief, or else worker 0), where the devices of all
-    processes are then logical devices of TensorFlow. A server exits at the end.
+    All have met. It returns in the coordinator only (the chief, or
+    else worker 0), where the devices of all processes are then logical devices
+    of TensorFlow. A server exits at the end.
     """
     if not cluster.is_chief:
-        chief = coordinator_of(cluster)
-        presence = Presence(cluster.address, chief, timeout, word)
         # A signal that ends a job reaches all of its processes, and the
         # coordinator may still save values from this one.
         signal.signal(signal.SIGTERM, _note_signal)
-        _serve(cluster, presence)
-    roster = Roster(word)
-    _end_at_exit(roster)
-    roster.wait_for(_others(cluster), timeout)
+        _serve(cluster, rendezvous)
+    _end_at_exit(rendezvous)
+    rendezvous.listen(_report)
+    rendezvous.wait_until_ready(timeout, "servers")
     tf.config.experimental_connect_to_cluster(
         cluster_spec(cluster),
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
     )
-    roster.watch(_report)
 
 
 def coordinator_of(cluster: Cluster) -> str:
@@ -74,17 +72,15 @@ def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
 def serve_with_parameters(cluster: Cluster) -> NoReturn:
     """Serves the chief of parameter servers, in one of its other processes."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
-    presence = Presence(
-        cluster.address,
-        coordinator_of(cluster),
-        _SECONDS_FOR_THE_CHIEF,
-        _word(cluster),
-        _SECONDS_OF_SILENCE,
+    chief = coordinator_of(cluster)
+    rendezvous = _rendezvous(cluster, called=(), callers=(chief,))
+    rendezvous.meet(
+        _SECONDS_FOR_THE_CHIEF, patience=_SECONDS_WITHOUT_WORDS, first=chief
     )
     # Each step holds a thread here while it runs elsewhere.
     _serve(
         cluster,
-        presence,
+        rendezvous,
         max(threads or os.cpu_count() or 1, len(cluster.addresses) + 1),
     )
 
@@ -94,17 +90,21 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
 
     Those that are lost later are connected again when they come back.
     """
-    global _roster
-    if _roster is None:
-        others = "workers and parameter servers"
-        _roster = Roster(_word(cluster), others, _SECONDS_OF_SILENCE)
-        _end_at_exit(_roster)
-    _roster.wait_for(_others(cluster), timeout)
-    _roster.watch()
+    global _servers
+    others = [a for a in cluster.addresses if a != cluster.address]
+    if _servers is None:
+        rendezvous = _rendezvous(cluster, called=others, callers=())
+        rendezvous.meet(
+            timeout, patience=_SECONDS_WITHOUT_WORDS, first=cluster.address
+        )
+        _servers = rendezvous
+        _end_at_exit(_servers)
+        _servers.listen(_note_lost, calls_again=True)
+    _servers.wait_until_ready(timeout, "workers and parameter servers")
 
 
 def _serve(
-    cluster: Cluster, presence: Presence, min_threads: int = 0
+    cluster: Cluster, rendezvous: Rendezvous, min_threads: int = 0
 ) -> NoReturn:
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(symbols.eager_context.context().config)
@@ -118,29 +118,32 @@ def _serve(
         protocol="grpc",
         config=config,
     )
-    presence.be_ready()
-    presence.wait_for_end()
+    rendezvous.tell("ready")
+    rendezvous.wait_for_end()
     del server
     sys.exit(0)
 
 
-def _others(cluster):
-    return [a for a in cluster.addresses if a != cluster.address]
-
-
-def _word(cluster):
-    """A random word that distinguishes the processes of two clusters."""
+def _rendezvous(cluster, **calls):
+    """That of a chief with its workers and parameter servers."""
     addresses = json.dumps([cluster.jobs[job] for job in sorted(cluster.jobs)])
-    return hashlib.sha256(addresses.encode()).hexdigest()
+    return Rendezvous(
+        cluster, {}, about=addresses, silence=_SECONDS_OF_SILENCE, **calls
+    )
 
 
-def _end_at_exit(roster):
+def _note_lost(address, machine_answers):
+    del machine_answers
+    logging.warning("%s is lost, and is called until it is back.", address)
+
+
+def _end_at_exit(rendezvous):
     """Ends the others with this process; they fail if its program fails.
 
     Python keeps the exception that has ended a program. A code that the program
     gives to `sys.exit` is its own.
     """
-    atexit.register(lambda: roster.end(getattr(sys, "last_value", None)))
+    atexit.register(lambda: rendezvous.end(getattr(sys, "last_value", None)))
 
 
 def _note_signal(number, frame):

@@ -15,11 +15,12 @@ from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordination import Coordination
 from tfscale.cluster.coordinator import cluster_spec
 from tfscale.cluster.coordinator import coordinate
+from tfscale.cluster.coordinator import coordinator_of
 from tfscale.cluster.coordinator import meet_parameter_servers
 from tfscale.cluster.coordinator import serve_with_parameters
 from tfscale.cluster.environment import cluster_from_environment
-from tfscale.cluster.liveness.failure_detector import FailureDetector
-from tfscale.cluster.preflight import preflight
+from tfscale.cluster.failure_detector import FailureDetector
+from tfscale.cluster.rendezvous import Rendezvous
 from tfscale.cluster.virtual_devices import use_virtual_devices
 
 # Set by the launcher for workers without accelerators.
@@ -107,12 +108,13 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         return
     _check_not_started()
     facts = {"`coordinator` of `tfscale.initialize`": str(coordinator)}
-    word = preflight(cluster, {**versions(), **facts}, timeout=timeout)
+    rendezvous = Rendezvous(cluster, {**versions(), **facts})
+    rendezvous.meet(timeout, first=coordinator_of(cluster))
     if coordinator:
-        coordinate(cluster, timeout, word)
+        coordinate(cluster, rendezvous, timeout)
         _coordinated = cluster
     else:
-        detector = FailureDetector(cluster, timeout, word)
+        detector = FailureDetector(cluster, rendezvous)
         # A chief is the first worker.
         num_chiefs = len(cluster.jobs.get("chief", ()))
         coordination = Coordination(

@@ -4,7 +4,7 @@ Any program may call a port: a scanner of open ports, a client that sends
 nothing or a byte a second, one that never ends its line. None of them delays
 the expected processes, or takes more than 64 KiB.
 
-    a member    ──► heard ──► met
+    a member    ──► heard ──► kept
     silence     ──► heard, for two seconds
     ...         ──► of too many, the first one is closed
 """
@@ -24,21 +24,17 @@ _POLLING_SECONDS = 0.1
 class Reception:
     """Greets callers, each in a thread, until it is closed.
 
-    Connections to callers that were met stay open, by name, in `met`.
-
     Args:
         listener: Where they call; it is closed with this.
-        greet: Called with a connection. Returns under which name the caller is
-            met; None if it is done with. An `OSError` or `ValueError` too ends
-            it.
+        greet: Called with a connection. Returns a function that keeps it, or
+            None: it is closed then, as after an `OSError` or `ValueError`.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        greet: Callable[[socket.socket], str | None],
+        greet: Callable[[socket.socket], Callable[[], None] | None],
     ):
-        self.met: dict[str, socket.socket] = {}
         self._listener = listener
         self._greet = greet
         self._lock = threading.Lock()
@@ -51,7 +47,7 @@ class Reception:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Closes the listener, and all connections but those that were met."""
+        """Closes the listener, and all connections but those that are kept."""
         with self._lock:
             self._is_over = True
             threads = [self._thread, *self._callers.values()]
@@ -84,16 +80,15 @@ class Reception:
                 thread.start()
 
     def _hear(self, connection):
-        name = None
+        keep = None
         with contextlib.suppress(OSError, ValueError):
-            name = self._greet(connection)
+            keep = self._greet(connection)
         with self._lock:
             del self._callers[connection]
-            is_met = not (name is None or name in self.met or self._is_over)
-            if is_met:
-                self.met[name] = connection
-        if not is_met:
-            connection.close()
+            if keep is not None and not self._is_over:
+                keep()
+                return
+        connection.close()
 
 
 def read_line(

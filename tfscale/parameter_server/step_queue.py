@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
-from tfscale.cluster.liveness import ports
 
 # Steps queued for each worker: few, so that callbacks are not far ahead of
 # steps; enough, so that no worker waits for the chief.

@@ -4,11 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import cluster_spec
 from tfscale.cluster.coordinator import meet_parameter_servers
 from tfscale.cluster.environment import cluster_from_environment
-from tfscale.cluster.liveness import ports
 from tfscale.parameter_server.worker_dataset import WorkerDataset
 
 _SECONDS_FOR_THE_OTHERS = 60.0

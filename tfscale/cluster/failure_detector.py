@@ -23,7 +23,6 @@ import concurrent.futures
 import contextlib
 import logging
 import re
-import socket
 import sys
 import threading
 import time
@@ -36,9 +35,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinator_of
-from tfscale.cluster.liveness import presence
-from tfscale.cluster.liveness.presence import Presence
-from tfscale.cluster.liveness.presence import Roster
+from tfscale.cluster.rendezvous import Rendezvous
 
 # TensorFlow's messages that a worker is gone.
 _OF_LOSS = (
@@ -78,7 +75,9 @@ _DIFFERENT = (
 class FailureDetector:
     """Notices when another worker is lost.
 
-    Created after the preflight, before TensorFlow needs the port.
+    Args:
+        cluster: The workers, which have met.
+        rendezvous: Where they have met, connected with worker 0.
 
     Attributes:
         is_missed: Set once another worker waits for this one, which has ended.
@@ -86,8 +85,9 @@ class FailureDetector:
             begun.
     """
 
-    def __init__(self, cluster: Cluster, timeout: float, word: str = ""):
+    def __init__(self, cluster: Cluster, rendezvous: Rendezvous):
         self._cluster = cluster
+        self._rendezvous = rendezvous
         self.is_missed = threading.Event()
         self.num_collectives: Callable[[], int] = int
         self._ends = threading.Event()
@@ -95,21 +95,8 @@ class FailureDetector:
         self._lost: list[tuple[str, str]] = []
         self._knows = threading.Event()
         self._answered: dict[str, float] = {}
-        first = coordinator_of(cluster)
-        self._connections: dict[str, socket.socket]
-        if cluster.address == first:
-            roster = Roster(word, "workers")
-            others = [a for a in cluster.addresses if a != first]
-            roster.wait_for(others, timeout)
-            self._connections = roster.connections
-        else:
-            here = Presence(cluster.address, first, timeout, word)
-            here.be_ready()
-            self._connections = {first: here.connection}
-        for address, connection in self._connections.items():
-            threading.Thread(
-                target=self._listen, args=(address, connection), daemon=True
-            ).start()
+        self._have_ended: set[str] = set()
+        rendezvous.listen(self._note_end, self._hear)
 
     def leave(self) -> None:
         """Tells the others that this worker ends, well or by an error.
@@ -119,7 +106,7 @@ class FailureDetector:
         error = getattr(sys, "last_value", None)
         if error is None:
             self._ends.set()
-            self._tell(f"bye {self.num_collectives()}")
+            self._rendezvous.tell(f"bye {self.num_collectives()}")
             return
         words = self._explanation(error)
         self._ends.set()
@@ -134,11 +121,11 @@ class FailureDetector:
     def silent(self) -> list[str]:
         """Those with a connection to this worker that do not answer now."""
         asked = time.monotonic()
-        self._tell("ask")
+        self._rendezvous.tell("ask")
         while True:
             found = [
                 address
-                for address in self._connections
+                for address in self._rendezvous.connections
                 if self._answered.get(address, 0.0) < asked
             ]
             if not found or time.monotonic() > asked + _SECONDS_TO_ANSWER:
@@ -175,28 +162,21 @@ class FailureDetector:
             "several addresses."
         )
 
-    def _tell(self, words):
-        for connection in self._connections.values():
-            presence.tell(connection, words)
-
-    def _listen(self, address, connection):
-        has_ended = False
-
-        def hear(words):
-            nonlocal has_ended
-            word, _, found = words.partition(" ")
-            has_ended = word == "bye"
-            if word == "ask":
-                presence.tell(connection, "here")
-            elif word == "here":
-                self._answered[address] = time.monotonic()
-            elif word == "lost":
-                self._note(found)
-            elif has_ended and self._is_awaited(int(found)):
+    def _hear(self, address, line):
+        word, _, found = line.partition(" ")
+        if word == "ask":
+            self._rendezvous.tell_one(address, "here")
+        elif word == "here":
+            self._answered[address] = time.monotonic()
+        elif word == "lost":
+            self._note(found)
+        elif word == "bye":
+            self._have_ended.add(address)
+            if self._is_awaited(int(found)):
                 self._note(address, _HAS_ENDED)
 
-        machine_answers = presence.read_until_closed(connection, hear)
-        if not (machine_answers and has_ended):
+    def _note_end(self, address, machine_answers):
+        if not (machine_answers and address in self._have_ended):
             self._note(address)
 
     def _is_awaited(self, num_collectives):
@@ -226,7 +206,7 @@ class FailureDetector:
             if address in dict(self._lost):
                 return False
             self._lost.append((address, how))
-        self._tell(f"lost {address}")
+        self._rendezvous.tell(f"lost {address}")
         self._knows.set()  # After that: this process may end now.
         return len(self._lost) == 1
 

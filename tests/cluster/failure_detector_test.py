@@ -14,8 +14,9 @@ from absl.testing import parameterized
 from tests import forked_processes
 from tfscale.cluster import Cluster
 from tfscale.cluster import coordination
-from tfscale.cluster.liveness import failure_detector
-from tfscale.cluster.liveness.failure_detector import FailureDetector
+from tfscale.cluster import failure_detector
+from tfscale.cluster.failure_detector import FailureDetector
+from tfscale.cluster.rendezvous import Rendezvous
 
 
 def two():
@@ -24,7 +25,10 @@ def two():
     found = {}
 
     def meet(index):
-        found[index] = FailureDetector(Cluster(jobs, "worker", index), 10.0)
+        cluster = Cluster(jobs, "worker", index)
+        place = Rendezvous(cluster, {})
+        place.meet(10.0, first=cluster.addresses[0])
+        found[index] = FailureDetector(cluster, place)
 
     other = threading.Thread(target=meet, args=(1,))
     other.start()
@@ -121,9 +125,9 @@ class FailureDetectorTest(parameterized.TestCase):
         # In a loop of a user's own nothing else turns TensorFlow's error.
         first, second = two()
         for one in (first, second):
-            for connection in one._connections.values():
+            for connection in one._rendezvous.connections.values():
                 self.addCleanup(connection.close)
-        for connection in second._connections.values():
+        for connection in second._rendezvous.connections.values():
             connection.shutdown(socket.SHUT_RDWR)
         self.assertTrue(first._knows.wait(10.0))
         of_loss = tf.errors.UnavailableError(None, None, "Socket closed")

@@ -5,7 +5,7 @@ import threading
 
 from absl.testing import absltest
 
-from tfscale.cluster.liveness import ports
+from tfscale.cluster import ports
 
 
 def _listener():

@@ -11,44 +11,73 @@ from unittest import mock
 from absl.testing import absltest
 
 from tests import forked_processes
-from tfscale.cluster.liveness import presence
-from tfscale.cluster.liveness.presence import Presence
-from tfscale.cluster.liveness.presence import Roster
+from tfscale.cluster import Cluster
+from tfscale.cluster.rendezvous import Rendezvous
 
 CHIEF = "chief:1"
 
 
-def _meet(servers):
-    """A roster, and the presences of its servers."""
-    roster, presences = Roster(), {}
+def chief_of(servers, **options):
+    """The chief's end of a cluster with servers; it calls them."""
+    chief = _cluster(servers)
+    return Rendezvous(chief, {}, called=servers, callers=(), **options)
 
-    def arrive(server):
-        presences[server] = Presence(server, CHIEF, 10.0)
-        presences[server].be_ready()
 
-    threads = [threading.Thread(target=arrive, args=(s,)) for s in servers]
+def server_of(servers, index):
+    """A server's end, which waits for the chief."""
+    cluster = _cluster(servers, "ps", index)
+    return Rendezvous(cluster, {}, called=(), callers=(CHIEF,))
+
+
+def _cluster(servers, job="chief", index=0):
+    return Cluster({"chief": (CHIEF,), "ps": tuple(servers)}, job, index)
+
+
+def arrive(servers, index, presences):
+    """Meets the chief, as a server."""
+    one = server_of(servers, index)
+    one.meet(10.0, first=CHIEF)
+    one.tell("ready")
+    presences[servers[index]] = one
+
+
+def _meet(servers, on_lost=lambda *what: None, **options):
+    """The chief's end, and those of its servers."""
+    chief, presences = chief_of(servers), {}
+    threads = [
+        threading.Thread(target=arrive, args=(servers, index, presences))
+        for index in range(len(servers))
+    ]
     for thread in threads:
         thread.start()
-    roster.wait_for(servers, 10.0)
+    chief.meet(10.0, first=CHIEF)
+    chief.listen(on_lost, **options)
+    chief.wait_until_ready(10.0, "servers")
     for thread in threads:
         thread.join()
-    return roster, presences
+    return chief, presences
 
 
 def end_all(roster, error=None):
     """As a chief does: it says so, and its connections close."""
     roster.end(error)
-    for connection in roster.connections.values():
+    close(roster)
+
+
+def close(place):
+    """As the kernel does with the connections of a process that ends."""
+    for connection in place.connections.values():
         with contextlib.suppress(OSError):  # One may be closed already.
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()
 
 
-class PresenceTest(absltest.TestCase):
+class RendezvousTest(absltest.TestCase):
     def test_servers_are_told_of_the_end(self):
-        roster, presences = _meet(forked_processes.free_addresses(2))
         lost = []
-        roster.watch(lambda *what: lost.append(what))
+        roster, presences = _meet(
+            forked_processes.free_addresses(2), lambda *what: lost.append(what)
+        )
         end_all(roster)
         for one in presences.values():
             one.wait_for_end()
@@ -56,15 +85,14 @@ class PresenceTest(absltest.TestCase):
 
     def test_a_server_that_ends_is_named_at_once(self):
         here, gone = forked_processes.free_addresses(2)
-        roster, presences = _meet([here, gone])
         lost, is_lost = [], threading.Event()
 
         def on_lost(*what):
             lost.append(what)
             is_lost.set()
 
-        roster.watch(on_lost)
-        presences[gone].connection.close()
+        roster, presences = _meet([here, gone], on_lost)
+        close(presences[gone])
         self.assertTrue(is_lost.wait(10.0))
         self.assertEqual(lost, [(gone, True)])
         end_all(roster)
@@ -73,8 +101,7 @@ class PresenceTest(absltest.TestCase):
     def test_a_chief_that_ends_without_a_word_is_an_error(self):
         (server,) = forked_processes.free_addresses(1)
         roster, presences = _meet([server])
-        for connection in roster.connections.values():
-            connection.close()
+        close(roster)
         with self.assertRaisesRegex(
             ConnectionError, f"{CHIEF} is gone, and had not ended"
         ):
@@ -96,12 +123,14 @@ class PresenceTest(absltest.TestCase):
             )
             return idle + tries * between
 
-        for end in (presences[server].connection, roster.connections[server]):
+        for end in (
+            presences[server].connections[CHIEF],
+            roster.connections[server],
+        ):
             self.assertTrue(
                 end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             )
             self.assertBetween(seconds(end), 5, 14)
-        roster.watch(print)
         end_all(roster)
         presences[server].wait_for_end()
 
@@ -113,7 +142,7 @@ class PresenceTest(absltest.TestCase):
             (TimeoutError(errno.ETIMEDOUT, "timed out"), False),
             (OSError(errno.EHOSTUNREACH, "no route"), False),
         ):
-            roster, lost = Roster(), []
+            roster, lost = chief_of(["b:1"]), []
             connection = mock.MagicMock(**{"makefile.side_effect": error})
             roster.connections["b:1"] = connection
             is_lost = threading.Event()
@@ -122,7 +151,7 @@ class PresenceTest(absltest.TestCase):
                 lost.append(what)
                 is_lost.set()
 
-            roster.watch(on_lost)
+            roster.listen(on_lost)
             self.assertTrue(is_lost.wait(10.0))
             self.assertEqual(lost, [("b:1", answers)])
 
@@ -131,44 +160,47 @@ class PresenceTest(absltest.TestCase):
         start = time.monotonic()
         with self.assertRaisesRegex(
             ConnectionError,
-            rf"All workers must be .*: {missing} \(nothing listens at its port",
+            rf"after 0.3 s, .*: {missing} \(nothing listens at its port",
         ):
-            Roster(others="workers").wait_for([missing], 0.3)
-        with (
-            mock.patch.object(presence, "_SECONDS_WITHOUT_WORDS", 0.02),
-            self.assertLogs(level="WARNING") as said,
-            self.assertRaisesRegex(
-                ConnectionError, f"must have a chief. Received: no .* {CHIEF}"
-            ),
+            chief_of([missing]).meet(0.3, first=CHIEF)
+        said = []
+        with self.assertRaisesRegex(
+            ConnectionError,
+            rf"after 0.3 s, at {here}, .*: {CHIEF} \(it did not",
         ):
-            Presence(here, CHIEF, 0.3)
+            server_of([here], 0).meet(
+                0.3, patience=0.02, say=said.append, first=CHIEF
+            )
         # For up to 600 s it had said nothing.
-        (line,) = said.output
-        self.assertIn(f"Waiting for the chief at {CHIEF}.", line)
+        (line,) = said
+        self.assertIn(f"Waiting for {CHIEF}", line)
         self.assertLess(time.monotonic() - start, 5.0)
 
     def test_one_that_does_not_get_ready_is_named(self):
         (server,) = forked_processes.free_addresses(1)
-        found = []
-        thread = threading.Thread(
-            target=lambda: found.append(Presence(server, CHIEF, 10.0))
-        )
+        one, chief = server_of([server], 0), chief_of([server])
+        thread = threading.Thread(target=lambda: one.meet(10.0, first=CHIEF))
         thread.start()
-        with self.assertRaisesRegex(ConnectionError, f"missing: {server} "):
-            Roster().wait_for([server], 0.5)
+        chief.meet(10.0, first=CHIEF)
         thread.join()
-        found[0].connection.close()
+        chief.listen(lambda *what: None)
+        for closes, reason in ((False, "it is not ready"), (True, "lost")):
+            if closes:
+                close(one)
+                time.sleep(0.2)
+            with self.assertRaisesRegex(
+                ConnectionError, rf"All servers .*: {server} \(.*{reason}"
+            ):
+                chief.wait_until_ready(0.2, "servers")
 
     def test_one_that_was_lost_is_called_again(self):
         (server,) = forked_processes.free_addresses(1)
-        roster, presences = _meet([server])
-        roster.watch()
-        presences[server].connection.close()
-        again = Presence(server, CHIEF, 10.0)
-        again.be_ready()
-        roster.wait_for([server], 10.0)
-        end_all(roster)
-        again.wait_for_end()
+        chief, presences = _meet([server], calls_again=True)
+        close(presences[server])
+        arrive([server], 0, presences)
+        chief.wait_until_ready(10.0, "servers")
+        end_all(chief)
+        presences[server].wait_for_end()
 
     def test_a_chief_that_fails_says_so(self):
         (server,) = forked_processes.free_addresses(1)
@@ -180,31 +212,24 @@ class PresenceTest(absltest.TestCase):
             presences[server].wait_for_end()
 
     def test_a_chief_without_all_others_says_so_to_those_there(self):
-        here, missing = forked_processes.free_addresses(2)
-        found, roster = [], Roster()
-
-        def arrive():
-            found.append(Presence(here, CHIEF, 10.0))
-            found[0].be_ready()
-
-        thread = threading.Thread(target=arrive)
+        here, missing = servers = forked_processes.free_addresses(2)
+        presences = {}
+        thread = threading.Thread(target=arrive, args=(servers, 0, presences))
         thread.start()
-        roster.wait_for([here], 10.0)
+        with self.assertRaises(ConnectionError):
+            chief_of(servers).meet(1.5, first=CHIEF)
         thread.join()
-        with self.assertRaises(ConnectionError) as error:
-            roster.wait_for([here, missing], 0.2)
-        end_all(roster, error.exception)
         with self.assertRaisesRegex(
             ConnectionError, f"{CHIEF} has failed with .*missing: {missing}"
         ):
-            found[0].wait_for_end()
+            presences[here].wait_for_end()
 
     def test_a_forked_child_does_not_keep_connections_open(self):
         (server,) = forked_processes.free_addresses(1)
         roster, presences = _meet([server])
         read, write = os.pipe()
         child = forked_processes.fork(lambda: os.read(read, 1))
-        roster.connections[server].close()
+        close(roster)
         with self.assertRaisesRegex(ConnectionError, "is gone"):
             presences[server].wait_for_end()
         os.write(write, b"x")

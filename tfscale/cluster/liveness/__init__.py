@@ -1,3 +1,0 @@
-"""Which processes of a cluster are alive."""
-
-__all__: list[str] = []
