@@ -73,7 +73,7 @@ class ReadmeTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(1, 4)
     @pytest.mark.crossing(every=2)
     def test_the_quick_start_runs_and_saves_a_plain_model(self, num_layers):
-        (program,) = _programs("README.md")
+        program, _ = _programs("README.md")
         for long, short in (
             ("steps_per_epoch=100", "steps_per_epoch=3"),
             ("range(4)", f"range({num_layers})"),
@@ -81,6 +81,10 @@ class ReadmeTest(tf.test.TestCase, parameterized.TestCase):
             self.assertIn(long, program)
             program = program.replace(long, short)
         _run_alone(program + _IS_PLAIN_MODEL, self.create_tempdir().full_path)
+
+    def test_the_proof_of_a_model_runs(self):
+        _, program = _programs("README.md")
+        _run_alone(program, self.create_tempdir().full_path)
 
     def test_continuous_integration_runs_what_the_readme_says(self):
         ((extra, options),) = re.findall(

@@ -2,17 +2,22 @@
 
     python -m tfscale.selfcheck
     python -m tfscale.selfcheck --json
+    python -m tfscale.selfcheck --model=train:build_model --data=train:dataset
 
 Trains a small model for three steps on every kind of mesh and by every schedule
 and compares its losses and weights with those of one device; measures matrix
 products, copies and links. The devices are the GPUs; or one of them, or the
 CPU, split into logical devices. Nothing is changed outside of the process. It
 takes one to two minutes on CPUs, and longer on GPUs; the exit code is 1 if
-something failed.
+something failed. With `--model` it trains yours instead, by `tfscale.compare`
+on every kind of mesh: a function of no arguments that returns a compiled model,
+on a dataset, or a function that returns one.
 """
 
 import argparse
 import dataclasses
+import functools
+import importlib
 import json
 import sys
 import time
@@ -89,6 +94,16 @@ def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "all axes, XLA", {"mesh": both, "pipeline": {}, "jit": True}
 
 
+def cases_of_models(num_devices: int) -> dict[str, dict[str, Any]]:
+    """Those of `cases` on which a user's model is compared."""
+    names = ("data", "model", "pipeline, 1f1b", "all axes")
+    return {
+        name: options
+        for name, options in cases(num_devices)
+        if (name in names or name.startswith("data, ")) and "jit" not in options
+    }
+
+
 def build_model() -> keras.Model:
     """Residual blocks of two layers that model ranks can divide."""
     keras.utils.set_random_seed(0)
@@ -133,6 +148,60 @@ def train(
         x, x[:, ::-1], batch_size=_BATCH_SIZE, epochs=_NUM_STEPS, verbose=0
     )
     return [np.array(history.history["loss"]), *model.get_weights()]
+
+
+def compare(
+    build: Callable[[], keras.Model],
+    dataset: Any,
+    mesh: dict[str, Any],
+    *,
+    pipeline: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """The comparison of a user's model on a mesh, see `train`."""
+    made = tfscale.device_mesh(**mesh)
+    layouts = tfscale.auto_layout_map(build, made) if "model" in mesh else None
+    wrap = None
+    if pipeline is not None:
+        wrap = functools.partial(
+            tfscale.PipelineModel,
+            num_microbatches=2 * mesh["pipeline"],
+            **pipeline,
+        )
+    return tfscale.compare(
+        build,
+        dataset() if callable(dataset) else dataset,
+        tfscale.MeshStrategy(made, layouts, **options),
+        _NUM_STEPS,
+        wrap,
+    )
+
+
+def check_model(name: str, run: Callable[[], Any]) -> Result:
+    """Compares a user's model on a mesh; what differs, as a table."""
+    begin = time.perf_counter()
+    try:
+        comparison = run()
+    except Exception as error:  # One that fails must not hide the others.
+        return Result(name, "fails", why=f"{type(error).__name__}: {error}")
+    seconds = time.perf_counter() - begin
+    far = comparison.largest
+    if comparison.differences(_TOLERANCE):
+        far = far if np.isfinite(far) else None
+        table = "\n" + comparison.table(_TOLERANCE)
+        return Result(name, "differs", far, seconds, table)
+    return Result(name, "works", far, seconds)
+
+
+def found_in(reference: str) -> Any:
+    """The object of `module:name`."""
+    module, _, name = reference.partition(":")
+    if not name:
+        raise ValueError(
+            "`--model` and `--data` must be of the form module:name. Received: "
+            f"{reference!r}."
+        )
+    return getattr(importlib.import_module(module), name)
 
 
 def reduce_by_nccl() -> list[np.ndarray]:
@@ -204,13 +273,21 @@ def measure_speed(num_devices: int) -> dict[str, float]:
     }
 
 
-def report() -> dict[str, Any]:
+def report(model: str | None = None, data: str | None = None) -> dict[str, Any]:
     """All that is found out, as JSON has it."""
     # Each check has functions of its own: no news that these are traced.
     tf.get_logger().setLevel("ERROR")
     tf.config.experimental.enable_tensor_float_32_execution(False)
     kind, number = use_devices()
-    speed, results = {}, []
+    speed: dict[str, float] = {}
+    results: list[Result] = []
+    if model is not None:
+        build, dataset = found_in(model), found_in(data or "")
+        for name, options in cases_of_models(number).items():
+            run = functools.partial(compare, build, dataset, **options)
+            results.append(check_model(name, run))
+            print(f"{name}: {results[-1].status}", file=sys.stderr, flush=True)
+        return _as_json(kind, number, speed, results)
     try:
         speed = measure_speed(number)
     except Exception as error:  # It must not hide the checks.
@@ -224,6 +301,10 @@ def report() -> dict[str, Any]:
         results.append(result)
     ones = [np.ones((number, 1024), "float32")]
     results.append(check("NCCL", reduce_by_nccl, ones))
+    return _as_json(kind, number, speed, results)
+
+
+def _as_json(kind, number, speed, results):
     return {
         "versions": {
             "tfscale": tfscale.__version__,
@@ -265,9 +346,13 @@ def main(args: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="for an issue")
-    as_json = parser.parse_args(args).json
-    found = report()
-    if as_json:
+    parser.add_argument("--model", help="module:build_model, a function")
+    parser.add_argument("--data", help="module:dataset, of `--model`")
+    options = parser.parse_args(args)
+    if (options.model is None) != (options.data is None):
+        parser.error("--model and --data must be given together.")
+    found = report(options.model, options.data)
+    if options.json:
         print(json.dumps(found, indent=1))
     else:
         print_table(found)

@@ -98,7 +98,7 @@ def compare(
         for phase in ("evaluate", "predict"):
             if phase not in skipped:
                 getattr(found, phase)()
-        expected.fit()
+        _trained(expected)
         found.fit(callbacks)
     return Comparison(expected, found, facts_of(found), skipped)
 
@@ -149,20 +149,33 @@ def _first_batches(dataset, steps):
 def _evaluated(training):
     """Evaluates and predicts; what a model cannot do, and why."""
     skipped: dict[str, str] = {}
-    has_custom_step = not attributes.is_step_of_keras(training.inner.train_step)
     for phase in ("evaluate", "predict"):
         try:
             getattr(training, phase)()
         except Exception as error:
+            if attributes.is_step_of_keras(training.inner.train_step):
+                raise _failed(training, phase, error) from error
             why = f"{type(error).__name__}: {error}"
-            if not has_custom_step:
-                raise ValueError(
-                    "The model must take what `dataset` has. Received: "
-                    f"{training.inner.name!r}, whose `{phase}` of a first "
-                    f"batch fails on one device: {why}"
-                ) from error
             skipped[phase] = why.partition("\n")[0]
     return skipped
+
+
+def _trained(training):
+    """Trains on one device."""
+    try:
+        training.fit()
+    except Exception as error:
+        if any(key.phase == "fit" for key in training.numbers):
+            raise
+        raise _failed(training, "fit", error) from error
+
+
+def _failed(training, phase, error):
+    return ValueError(
+        "The model must take what `dataset` has. Received: "
+        f"{training.inner.name!r}, whose `{phase}` fails on one device, with "
+        f"the first batch: {type(error).__name__}: {error}"
+    )
 
 
 def _check_same(expected, found):

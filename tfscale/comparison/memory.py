@@ -20,14 +20,13 @@ def within_memory() -> Iterator[None]:
 
     def create(next_creator, **options):
         nonlocal used
-        value, shape = options.get("initial_value"), options.get("shape")
-        if shape is None and not callable(value):
-            shape = getattr(value, "shape", None)
-        if limit is not None and shape is not None:
-            dtype = tf.as_dtype(options.get("dtype") or value.dtype)
-            used += math.prod(shape) * dtype.size
-            if used > limit:
-                raise _error(f"variables of {readable_bytes(used)} or more")
+        value = options["initial_value"]
+        if callable(value):
+            value = options["initial_value"] = value()
+        value = tf.convert_to_tensor(value, options.get("dtype"))
+        used += math.prod(value.shape) * value.dtype.size
+        if limit is not None and used > limit:
+            raise _error(f"variables of {readable_bytes(used)} or more")
         return next_creator(**options)
 
     try:

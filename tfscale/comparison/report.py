@@ -97,6 +97,17 @@ class Comparison:
             for key, distances in far.items()
         ]
 
+    @property
+    def largest(self) -> float:
+        """The largest difference, over the largest magnitude in its tensor."""
+        distances = [
+            distance
+            for key, of_steps in self.distances.items()
+            if not self._is_rounding(key)
+            for distance in of_steps
+        ]
+        return max(distances, default=0.0)
+
     def _is_rounding(self, key):
         if key.kind == "weight":
             return key.name in self._without_gradient
@@ -140,18 +151,10 @@ class Comparison:
             f"{sum(k.kind == kind for k in self.distances)} {kind}s"
             for kind in ("weight", "slot", "log", "output")
         ]
-        largest = max(
-            (
-                distance
-                for key, of_steps in self.distances.items()
-                if not self._is_rounding(key)
-                for distance in of_steps
-            ),
-            default=0.0,
-        )
         yield (
             f"Compared: {', '.join(counts)}; {len(found)} differ. The largest "
-            f"difference is {largest:.1e} of the largest magnitude in a tensor."
+            f"difference is {self.largest:.1e} of the largest magnitude in a "
+            "tensor."
         )
         if self._without_gradient:
             yield (
