@@ -1,0 +1,78 @@
+"""Weights of Keras have the optimizer's slots, from and for every mesh."""
+
+import contextlib
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests.backup import trainings
+
+X = np.random.RandomState(0).normal(size=(16, 8)).astype("float32")
+Y = X.sum(1, keepdims=True)
+MESHES = {
+    "plain": None,
+    "data": dict(data=2),
+    "zero 1": dict(data=2, zero_stage=1),
+    "zero 3": dict(data=2, zero_stage=3),
+    "pipeline": dict(pipeline=2),
+    "model": dict(model=2),
+    "all three": dict(data=2, pipeline=2, model=2),
+}
+
+
+def trained_on(name, epochs=0):
+    axes = dict(MESHES[name] or {})
+    options = {key: axes.pop(key) for key in {*axes} & {"zero_stage"}}
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    with (
+        trainings.mesh_strategy(axes, options).scope()
+        if axes
+        else contextlib.nullcontext()
+    ):
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, "tanh", name="up"),
+                keras.layers.Dense(1, name="down"),
+            ]
+        )
+        if "pipeline" in axes:
+            model = tfscale.PipelineModel(
+                model, num_microbatches=2, balance="params"
+            )
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.optimizer.build(model.trainable_variables)
+    if epochs:
+        fit(model, epochs)
+    return model
+
+
+def fit(model, epochs):
+    history = model.fit(
+        *(X, Y), batch_size=8, epochs=epochs, shuffle=False, verbose=0
+    )
+    return history.history["loss"]
+
+
+class SlotsInWeightsTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*itertools.product(MESHES, MESHES))
+    @pytest.mark.crossing(every=7)
+    def test_training_goes_on_as_if_it_had_not_ended(self, saved, loaded):
+        path = f"{self.create_tempdir().full_path}/model.weights.h5"
+        before = trained_on(saved, epochs=2)
+        before.save_weights(path)
+        after = trained_on(loaded)
+        after.load_weights(path)
+        self.assertEqual(after.optimizer.iterations, 4)
+        # Without slots Adam would start again.
+        self.assertAllClose(fit(after, 2), fit(before, 2), rtol=1e-5)
+
+
+if __name__ == "__main__":
+    tf.test.main()
