@@ -104,7 +104,12 @@ def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
     """
     for metric in model.metrics:
         in_place.put(metric, MeshMetric)
-    _adapt_updates(model.metrics, are_on_replicas)
+    metrics = model.metrics
+    if are_on_replicas and getattr(model, "runs_microbatches", False):
+        # A pipeline gives its trackers the weights of losses.
+        trackers = attributes.loss_trackers(model)
+        metrics = [x for x in metrics if all(x is not y for y in trackers)]
+    _adapt_updates(metrics, are_on_replicas)
 
 
 def _adapt_updates(metrics, are_on_replicas):

@@ -163,7 +163,8 @@ class BatchShard:
 
     def logged(self, value: Any) -> Any:
         """A value that a step returns, of which replicas take the mean."""
-        if not tf.is_tensor(value) or not value.dtype.is_floating:
+        # Variables, and numbers of Python, are those of all replicas.
+        if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
             return value
         factor = tf.cast(self.share * self.num_replicas, value.dtype)
         return tf.math.multiply_no_nan(value, factor)

@@ -101,11 +101,15 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
     is_of_keras = attributes.is_step_of_keras(
         getattr(model, getattr(fn, "__name__", ""), None)
     )
+    # Each microbatch is weighed by its rows.
+    runs_microbatches = getattr(model, "runs_microbatches", False)
     batch_shard = BatchShard.of_replica(
-        data, layers, is_common=not is_divided, weighs_loss=is_of_keras
+        data,
+        layers,
+        is_common=not is_divided,
+        weighs_loss=is_of_keras or runs_microbatches,
     )
-    if getattr(model, "runs_microbatches", False):
-        # Its microbatches are weighed, each by its rows.
+    if runs_microbatches:
         with step_context.within(batch_shard=batch_shard):
             return fn(*args, **kwargs)
     with step_context.within(batch_shard=batch_shard, is_one_replica=True):
