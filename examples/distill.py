@@ -3,7 +3,7 @@
     python -m examples.distill --flagfile=configs/distill.flags
     python -m examples.distill --flagfile=configs/distill_noisy.flags
 
-Teachers learn from a few labelled rows. The student learns in two stages: their
+Teachers learn from a few labeled rows. The student learns in two stages: their
 soft targets of many rows without labels, then labels and soft targets together
 (Yang et al. 2019). `--offline` predicts the logits of the teachers once, so
 that no teacher is in the step. With `--noisy_student_rounds` a student with
@@ -37,8 +37,8 @@ ALPHA = flags.DEFINE_float(
     lower_bound=0.0,
     upper_bound=1.0,
 )
-NUM_LABELLED = flags.DEFINE_integer(
-    "num_labelled", 256, "Rows with labels.", lower_bound=32
+NUM_Labeled = flags.DEFINE_integer(
+    "num_labeled", 256, "Rows with labels.", lower_bound=32
 )
 OFFLINE = flags.DEFINE_boolean(
     "offline", False, "Predict the logits of the teachers once."
@@ -69,14 +69,14 @@ def distil(strategy, student, teachers, x, y, alpha):
     mlp.train(strategy, model, x, targets, compiled=compiled)
 
 
-def noisy_rounds(strategy, teacher, labelled, unlabelled):
+def noisy_rounds(strategy, teacher, labeled, unlabeled):
     """A student with dropout learns labels and pseudo-labels, in rounds."""
     for number in range(NOISY_STUDENT_ROUNDS.value):
-        logits = mlp.predict(strategy, teacher, unlabelled)
+        logits = mlp.predict(strategy, teacher, unlabeled)
         shares = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
         is_sure = shares.max(-1) > CONFIDENCE.value
-        x = np.concatenate([labelled[0], unlabelled[is_sure]])
-        y = np.concatenate([labelled[1], shares.argmax(-1)[is_sure]])
+        x = np.concatenate([labeled[0], unlabeled[is_sure]])
+        y = np.concatenate([labeled[1], shares.argmax(-1)[is_sure]])
         with strategy.scope():
             student = mlp.build(64, name=f"student_{number}", dropout=0.2)
         mlp.train(strategy, student, x, y)
@@ -88,8 +88,8 @@ def main(argv):
     del argv
     strategy = mlp.make_strategy()
     keras.utils.set_random_seed(mlp.SEED.value)
-    labelled = mlp.clusters(NUM_LABELLED.value, mlp.SEED.value)
-    unlabelled, _ = mlp.clusters(mlp.NUM_ROWS.value, mlp.SEED.value + 1)
+    labeled = mlp.clusters(NUM_Labeled.value, mlp.SEED.value)
+    unlabeled, _ = mlp.clusters(mlp.NUM_ROWS.value, mlp.SEED.value + 1)
     test = mlp.clusters(1024, mlp.SEED.value + 2)
     with strategy.scope():
         teachers = [
@@ -98,15 +98,15 @@ def main(argv):
         ]
         student = mlp.build(8, name="student")
     for number, teacher in enumerate(teachers):
-        mlp.train(strategy, teacher, *labelled)
+        mlp.train(strategy, teacher, *labeled)
         found = mlp.accuracy(strategy, teacher, *test)
         print(f"teacher {number}: accuracy {found:.3f}")
     if NOISY_STUDENT_ROUNDS.value:
-        student = noisy_rounds(strategy, teachers[0], labelled, unlabelled)
+        student = noisy_rounds(strategy, teachers[0], labeled, unlabeled)
     else:
-        no_labels = np.zeros(len(unlabelled), "int64")
-        distil(strategy, student, teachers, unlabelled, no_labels, 1.0)
-        distil(strategy, student, teachers, *labelled, ALPHA.value)
+        no_labels = np.zeros(len(unlabeled), "int64")
+        distil(strategy, student, teachers, unlabeled, no_labels, 1.0)
+        distil(strategy, student, teachers, *labeled, ALPHA.value)
     found = mlp.accuracy(strategy, student, *test)
     print(f"student: accuracy {found:.3f}")
 

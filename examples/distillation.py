@@ -3,7 +3,7 @@
     L = (1 - alpha) L_hard
         + alpha T^2 KL(softmax(teacher / T) || softmax(student / T))
 
-Plain `compile` and `fit` train it, on any mesh: sample weights, regularisers
+Plain `compile` and `fit` train it, on any mesh: sample weights, regularizers
 and masks count (Hinton, Vinyals, Dean 2015, section 2).
 """
 

@@ -3,8 +3,8 @@
     python -m examples.export_litert --flagfile=configs/export_litert.flags
 
 Three files: float, dynamic int8 (int8 weights) and full int8 (activations too,
-by ranges of representative rows). The converter quantises: a model that Keras
-has quantised cannot be converted. Layers of few weights stay float.
+by ranges of representative rows). The converter quantizes: a model that Keras
+has quantized cannot be converted. Layers of few weights stay float.
 """
 
 import os
@@ -62,11 +62,11 @@ def main(argv):
         for row in x[:100]:
             yield [row[None]]
 
-    quantised = {"optimizations": [tf.lite.Optimize.DEFAULT]}
+    quantized = {"optimizations": [tf.lite.Optimize.DEFAULT]}
     kinds = {
         "float": {},
-        "dynamic_int8": quantised,
-        "full_int8": {**quantised, "representative_dataset": representative},
+        "dynamic_int8": quantized,
+        "full_int8": {**quantized, "representative_dataset": representative},
     }
     os.makedirs(FOLDER.value, exist_ok=True)
     for kind, options in kinds.items():

@@ -41,12 +41,12 @@ SEED = flags.DEFINE_integer("seed", 0, "Seed of weights and data.")
 
 
 def clusters(num_rows, seed):
-    """Rows around a centre for each class, and their labels."""
-    centres = np.random.default_rng(0).normal(size=(NUM_CLASSES, NUM_FEATURES))
+    """Rows around a center for each class, and their labels."""
+    centers = np.random.default_rng(0).normal(size=(NUM_CLASSES, NUM_FEATURES))
     generator = np.random.default_rng(seed + 1)
     labels = generator.integers(NUM_CLASSES, size=num_rows)
     noise = generator.normal(size=(num_rows, NUM_FEATURES))
-    return (centres[labels] + noise).astype("float32"), labels
+    return (centers[labels] + noise).astype("float32"), labels
 
 
 def build(width, num_layers=2, name="mlp", dropout=0.0):

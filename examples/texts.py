@@ -67,7 +67,7 @@ def make_packed_datasets(pattern, sequence_length, batch_size, seed):
         source = data.pack(_documents(files), sequence_length)
         print(
             f"Packed for {name}: {source.num_documents} documents into "
-            f"{source.num_records} rows, {source.utilisation:.1%} used"
+            f"{source.num_records} rows, {source.utilization:.1%} used"
         )
         return data.pipeline(
             source, batch_size=batch_size, seed=seed, remainder="drop"

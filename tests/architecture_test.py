@@ -19,7 +19,7 @@ from tests import source_files
 
 REPOSITORY = source_files.REPOSITORY
 INTERNALS = "tfscale/_internals/"
-# With the test of serialisation that Keras holds its own classes to.
+# With the test of serialization that Keras holds its own classes to.
 KERAS_OWN_TESTS = "keras.src.testing"
 
 # Planning with integers: no device, no tensor, tested in milliseconds.

@@ -73,7 +73,7 @@ class Outcome:
 def on_one_device(job: Job) -> Outcome:
     """Trains with plain Keras, gradients of lookups made dense first.
 
-    It runs operation by operation: to trace and optimise a graph of three
+    It runs operation by operation: to trace and optimize a graph of three
     steps takes several times as long as they do. Of several losses Keras logs
     other means there, because it knows the size of each batch.
     """

@@ -38,7 +38,7 @@ def free_bytes(
 
 
 def _left_by_groups(cgroup: str) -> Iterator[int]:
-    """What each control group of this process leaves.
+    """Yields the bytes that each control group of this process leaves.
 
     A container sees its own as the outermost one. A job of Slurm or a service
     is in groups below that, and each of them may have a limit.

@@ -1,4 +1,4 @@
-"""What works on the devices of this machine, as one table.
+"""Checks of the devices of this machine, as one table.
 
     python -m tfscale.selfcheck
     python -m tfscale.selfcheck --json
@@ -48,7 +48,7 @@ class NotHereError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came out of a check."""
+    """The result of a check."""
 
     name: str
     status: str  # "works", "differs", "fails" or "not here"
@@ -263,7 +263,7 @@ def use_devices() -> tuple[str, int]:
 
 
 def measure_speed(num_devices: int) -> dict[str, float]:
-    """What each device does in a second, by the unit."""
+    """Throughput of each device, by unit."""
     device = measure_device(num_devices, memory=1.0)
     return {
         "TFLOP/s in float32": device.float32_flops / 1e12,

@@ -119,7 +119,7 @@ def photos():
     model = keras.applications.MobileNetV2(
         input_shape=IMAGES.shape[1:], alpha=0.35, weights=None, classes=3
     )
-    # Those that are trained normalise each microbatch by itself.
+    # Those that are trained normalize each microbatch by itself.
     for layer in model.layers:
         if isinstance(layer, layers.BatchNormalization):
             layer.trainable = False

@@ -28,7 +28,7 @@ MESHES = {
 }
 MORE_ON_A_MESH = {
     ("data", "unknown"): dict(callbacks=["accumulation"]),
-    ("data", "shuffle"): dict(model="normalised"),
+    ("data", "shuffle"): dict(model="normalized"),
     ("data", "arrays"): dict(callbacks=ALL_CALLBACKS),
     # Its validation is half of a second round further each time.
     ("data", "not ahead"): dict(validate="not ahead"),
@@ -145,7 +145,7 @@ class KillMatrixTest(parameterized.TestCase):
 
     @parameterized.parameters(
         dict(model="counted", optimizer="adam"),
-        dict(model="normalised", data="unknown"),
+        dict(model="normalized", data="unknown"),
         dict(steps_per_execution=2),
         # Five batches in steps of three: the last one finds two.
         dict(

@@ -199,7 +199,7 @@ def plain():
     return keras.Sequential([keras.Input((WIDTH,)), *layers])
 
 
-def normalised():
+def normalized():
     layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.2), keras.layers.Dense(1)]
     return keras.Sequential(layers)  # built by `fit`
@@ -209,7 +209,7 @@ MODELS = {
     "mlp": mlp,
     "wide": lambda: mlp(lambda units, name: keras.layers.Dense(2, name=name)),
     "counted": lambda: mlp(CountedDense),
-    "normalised": normalised,
+    "normalized": normalized,
     "counting": counting,
     "plain": plain,
 }

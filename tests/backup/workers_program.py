@@ -58,7 +58,7 @@ def train(index, count, folder, result, steps=None, number=None):
     tfscale.initialize()
     keras.utils.set_random_seed(5)
     with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
-        model = trainings.normalised()
+        model = trainings.normalized()
         model.compile(
             keras.optimizers.SGD(0.01, momentum=0.9, use_ema=True),
             "mse",

@@ -26,7 +26,7 @@ class RandomCropTest(tf.test.TestCase, parameterized.TestCase):
             seed = tf.constant([3, seed])
             one = crop(jpeg, (16, 24), seed)
             self.assertAllEqual(one, crop(jpeg, (16, 24), seed))
-            # Chroma at the edge of a part may be made of other neighbours.
+            # Chroma at the edge of a part may be made of other neighbors.
             self.assertAllClose(one, crop(png, (16, 24), seed), atol=2.0)
             crops.append(one.numpy().tobytes())
         self.assertLen(set(crops), 8)

@@ -239,7 +239,7 @@ open(f"{folder}/begun_{{index}}_of_{{len(hosts)}}", "w").close()
 if len(hosts) == 3:
     while not os.path.exists("{folder}/lost"):
         time.sleep(0.02)
-    sys.exit(7)  # as one whose neighbour is lost
+    sys.exit(7)  # as one whose neighbor is lost
 """)
         addresses = forked_processes.free_addresses(3)
         launchers = [

@@ -17,7 +17,7 @@ LAYERS = keras.layers
 
 
 def channels():
-    """Convolutions with statistics per channel, regularised, with dropout 0."""
+    """Convolutions with statistics per channel, regularized, with dropout 0."""
     x = inputs = keras.Input((6, 6, 4))
     for index in range(2):
         x = LAYERS.Conv2D(

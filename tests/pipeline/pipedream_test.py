@@ -312,7 +312,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "kernel.* in several stages"):
             wrap(momentum, 4, pipeline=2, make=tied)
 
-    def test_weights_that_neighbours_share_are_in_one_stage(self):
+    def test_weights_that_neighbors_share_are_in_one_stage(self):
         def tied():
             dense = keras.layers.Dense(8)
             others = [keras.layers.Dense(8, "relu") for _ in range(3)]

@@ -207,7 +207,7 @@ class Seen(keras.layers.Layer):
 
 
 class Spare(keras.layers.Layer):
-    """Its weight, which no output uses, was not regularised."""
+    """Its weight, which no output uses, was not regularized."""
 
     def build(self, _):
         self.spare = self.add_weight(
@@ -497,7 +497,7 @@ class ModelsTest(parameterized.TestCase):
 
 class AssigningTest(parameterized.TestCase):
     def test_a_layer_may_assign_to_its_kernel(self):
-        # The kernel that it normalised was forgotten behind the forward. Each
+        # The kernel that it normalized was forgotten behind the forward. Each
         # call goes on with the iteration, so with one microbatch only.
         spectral = same_numbers.Job(
             spectral_normalization, dict(**BY_VALUES, batch_size=16)

@@ -17,7 +17,7 @@ from tfscale.schedules.named_schedules import one_f_one_b
 from tfscale.schedules.simulate import simulate
 
 GIB = 2**30
-# What is fitted, and what its neighbours are.
+# What is fitted, and what its neighbors are.
 FITTED = {
     "efficiency": (0.65, 0.75),
     "startup": (1e-4, 3e-4),

@@ -35,14 +35,14 @@ def norm(name, **options):
 
 
 def side_by_side():
-    """Statistics of what no normalisation has changed, of many kinds."""
+    """Statistics of what no normalization has changed, of many kinds."""
     inputs = keras.Input((4, 6))
     pooled = keras.layers.GlobalAveragePooling1D()(inputs)
     shared = norm("shared")
     outputs = [
         shared(pooled),
         shared(keras.layers.GlobalMaxPooling1D()(inputs)),
-        norm("renormalised", renorm=True)(inputs),
+        norm("renormalized", renorm=True)(inputs),
         norm("masked")(keras.layers.Masking()(inputs)),
         norm("frozen", trainable=False)(inputs),
         norm("features")(keras.layers.Dense(6, name="a")(inputs)),

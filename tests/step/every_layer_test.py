@@ -158,7 +158,7 @@ def _table():
 INSIDE_OF_OTHERS = ("InputLayer", "Layer", "RNN", "StackedRNNCells", "Wrapper")
 # What one device makes of a batch, no microbatch of it can.
 OTHER_BY_NATURE = {
-    "BatchNormalization": "normalises by what it sees (batch_norm_test.py)",
+    "BatchNormalization": "normalizes by what it sees (batch_norm_test.py)",
     "SpectralNormalization": "a step of power iteration in each call: warned",
 }
 # By default this one is that as well: it cuts off below the loudest of a batch.

@@ -62,7 +62,7 @@ class ElementwiseTest(parameterized.TestCase):
         ("branch_by_size", lambda x: x if x.shape[-1] > 4 else -x, False),
         ("mean", lambda x: x - OPS.mean(x), False),
         ("order", lambda x: OPS.sort(x), False),
-        ("neighbours", lambda x: OPS.roll(x, 1, -1), False),
+        ("neighbors", lambda x: OPS.roll(x, 1, -1), False),
         ("positions", lambda x: OPS.roll(x, 1, 1), False),
         ("length", lambda x: OPS.normalize(x), False),
         ("size", scaled_by_size, False),

@@ -128,7 +128,7 @@ def merged():
 
 
 @keras.saving.register_keras_serializable("models_test")
-class Centred(LAYERS.Layer):
+class Centered(LAYERS.Layer):
     """Subtracts a mean, in inference only."""
 
     def __init__(self, axis, **kwargs):
@@ -141,17 +141,17 @@ class Centred(LAYERS.Layer):
         return x - keras.ops.mean(x, axis=self.axis, keepdims=True)
 
 
-def centred(axis):
+def centered(axis):
     """Sharded along the axis as far as a trace of training shows."""
     x = inputs = keras.Input((4, 12))
     for _ in range(2):
         y = LAYERS.LayerNormalization()(x)
         y = LAYERS.Dense(24, activation="relu")(y)
         if axis == -1:
-            y = Centred(axis)(y)
+            y = Centered(axis)(y)
         x = LAYERS.Add()([x, LAYERS.Dense(12)(y)])
         if axis == 1:
-            x = Centred(axis)(x)
+            x = Centered(axis)(x)
     return keras.Model(inputs, x)
 
 
@@ -576,7 +576,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                     sequence_parallel=axis == 1,
                 ).scope()
             with scope:
-                model = centred(axis)
+                model = centered(axis)
                 model.compile(
                     keras.optimizers.SGD(0.1), "mse", run_eagerly=not on_mesh
                 )

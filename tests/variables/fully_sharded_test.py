@@ -281,7 +281,7 @@ ROUNDED = (
 )
 # A replica that computes in half precision rounds what it sums over its rows.
 HALF = {"bfloat16": 4.5 * 2.0**-7, "scaled": 4.5 * 2.0**-10}
-# BatchNormalization normalises by the rows of a replica.
+# BatchNormalization normalizes by the rows of a replica.
 NOT_OF_ONE_DEVICE = ("convolutions",)
 
 

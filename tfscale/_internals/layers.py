@@ -120,7 +120,7 @@ def attention_class(layer: keras.Layer) -> type | None:
 
 
 def attention_names(layer: keras.Layer) -> AttentionNames:
-    """What an attention, of a class of `ATTENTIONS`, calls its heads."""
+    """The names of the heads of an attention of a class of `ATTENTIONS`."""
     kind: Any = attention_class(layer)
     return ATTENTIONS[_path(kind)]
 

@@ -1,4 +1,4 @@
-"""What differs between the releases of Keras that tfscale runs on.
+"""Differences between the releases of Keras that tfscale runs on.
 
 All differences are here. Those of `IS_3_15` may be deleted when setup.cfg
 requires Keras 3.16.

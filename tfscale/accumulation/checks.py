@@ -58,8 +58,8 @@ def check(model: keras.Model) -> None:
     if hasattr(model, "pipeline_summary"):
         raise ValueError(
             "A `PipelineModel` accumulates by itself. Received: "
-            f"GradientAccumulation for the pipeline {model.name!r}. Leave the "
-            "callback away, and set `num_microbatches` of the "
+            f"GradientAccumulation for the pipeline {model.name!r}. Remove the "
+            "callback, and set `num_microbatches` of the "
             "`PipelineModel`."
         )
     if model.optimizer is None:
@@ -73,20 +73,20 @@ def check(model: keras.Model) -> None:
         raise ValueError(
             "Gradients can be accumulated by GradientAccumulation or by the "
             "optimizer. Received: both, gradient_accumulation_steps="
-            f"{inner.gradient_accumulation_steps}. Leave that away."
+            f"{inner.gradient_accumulation_steps}. Remove it."
         )
     for layer in attributes.flatten_layers(model):
         if getattr(layer, "synchronized", False):
             raise ValueError(
                 "A layer cannot be synchronized over microbatches, which run "
                 f"one after the other. Received: {layer.name!r}, with "
-                "synchronized=True. Leave that away."
+                "synchronized=True. Remove it."
             )
         if getattr(layer, "stateful", False):
             raise ValueError(
                 "A layer cannot hand a state for each row on to the next "
                 "microbatch, which has other rows. Received: "
-                f"{layer.name!r}, with stateful=True. Leave that away."
+                f"{layer.name!r}, with stateful=True. Remove it."
             )
     _check_strategy(model, inner)
 

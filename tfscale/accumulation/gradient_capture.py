@@ -89,6 +89,6 @@ class GradientCapture:
                 "With GradientAccumulation `train_step` must apply gradients "
                 "by the optimizer that was given to `compile`. Received: a "
                 f"`train_step` that never applied {self._optimizer.name!r} "
-                "to a gradient. Call `self.optimizer.apply` in it, or leave "
-                "the callback away."
+                "to a gradient. Call `self.optimizer.apply` in it, or remove "
+                "the callback."
             )

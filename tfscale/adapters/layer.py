@@ -109,7 +109,7 @@ class MeshWindowLayer(MeshLayer):
 
     TensorFlow's kernels are not written for no rows: in a convolution oneDNN
     returns the shape of the inputs, the gradient of a depthwise kernel is not
-    initialised, and the gradient of a maximum ends the process.
+    initialized, and the gradient of a maximum ends the process.
     """
 
     def call(self, inputs, *args, **kwargs):

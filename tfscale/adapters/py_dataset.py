@@ -1,4 +1,4 @@
-"""What is private in how Keras reads a `PyDataset`: its workers and its order.
+"""Private parts of how Keras reads a `PyDataset`: its workers and order.
 
 Each name is listed in `keras_names`, with why.
 """

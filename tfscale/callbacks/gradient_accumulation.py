@@ -23,7 +23,7 @@ class GradientAccumulation(keras.callbacks.Callback):
     reductions. So clipping, schedules, averages and `optimizer.iterations`
     count batches, and replicas sum their gradients once per batch.
 
-    As in every accumulation, `BatchNormalization` normalises each microbatch
+    As in every accumulation, `BatchNormalization` normalizes each microbatch
     by itself (its moving statistics are those of the batch, updated once), and
     random layers draw anew for each. A loss of `add_loss`, of a custom
     `compute_loss`, or of a `train_step` without it counts as a mean over the

@@ -152,7 +152,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             raise ValueError(
                 "The noise scale is of the gradients of one optimizer. "
                 "Received: a model with "
-                f"{len(optimizers_of(model))}. Leave the callback away."
+                f"{len(optimizers_of(model))}. Remove the callback."
             )
         if strategy.num_replicas_in_sync == 1 and not accumulates:
             raise ValueError(

@@ -110,7 +110,7 @@ class _Held:
         return results
 
     def _here(self, device, chunk):
-        """What a device has of a chunk, on it."""
+        """The copy that a device has of a chunk."""
         value = self._values[device, chunk]
         if value.device != self._devices[device]:
             with tf.device(self._devices[device]):

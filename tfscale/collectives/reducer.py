@@ -127,7 +127,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
     def of_groups(
         self, collective: Callable[[list[tf.Tensor]], list], value: Any
     ) -> Any:
-        """What `collective` makes of the replicas' values, for each rank."""
+        """Applies `collective` to the replicas' values, rank by rank."""
         tensors, count = _tensors(value), self._num_ranks
         groups = [range(r, len(tensors), count) for r in range(count)]
         return _mirrored(operations.in_groups(collective, tensors, groups))

@@ -42,7 +42,7 @@ class Difference:
 
 
 class Comparison:
-    """What `tfscale.compare` has found.
+    """The report of `tfscale.compare`.
 
     Attributes:
         distances: For each number how far it is from that of one device, after

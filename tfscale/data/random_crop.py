@@ -24,7 +24,7 @@ def decode_random_crop(
         contents: Scalar string tensor, an image file.
         size: `(height, width)` of the result, in pixels.
         seed: Integer tensor of shape `(2,)`, the `seed` of `augment`.
-        num_channels: Integer, 1 (grey) or 3 (RGB).
+        num_channels: Integer, 1 (gray) or 3 (RGB).
         area_range: Two floats, the least and greatest share of the image's
             area in the crop.
         aspect_ratio_range: Two floats, the least and greatest ratio of the
@@ -47,7 +47,7 @@ def decode_random_crop(
     """
     if num_channels not in (1, 3):
         raise ValueError(
-            "`num_channels` must be 1 (grey) or 3 (RGB). Received: "
+            "`num_channels` must be 1 (gray) or 3 (RGB). Received: "
             f"num_channels={num_channels!r}."
         )
 

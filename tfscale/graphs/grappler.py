@@ -1,8 +1,8 @@
 """Grappler once per function, in place of once per use in every step.
 
-TensorFlow optimises the whole graph of a training step, in which a stage's
+TensorFlow optimizes the whole graph of a training step, in which a stage's
 function stands once per microbatch: the time to the first step would grow with
-their number and nothing would be gained. So the functions are optimised here,
+their number and nothing would be gained. So the functions are optimized here,
 each once, and the step that calls them runs without Grappler. Options of the
 process do not change.
 """
@@ -19,7 +19,7 @@ from tfscale.graphs import function_options
 from tfscale.graphs.subgraph import Subgraph
 
 
-def optimise(subgraph: Subgraph) -> Subgraph:
+def optimize(subgraph: Subgraph) -> Subgraph:
     """Grappler's version of a future function."""
     keep = [*subgraph.fetches, *subgraph.keep]
     if not keep:
@@ -43,12 +43,12 @@ def optimise(subgraph: Subgraph) -> Subgraph:
         # It fuses them with a bias into an operation that runs, but that no
         # graph can be given: it is not defined for bfloat16.
         options.remapping = options.OFF
-    optimised = symbols.tf_optimizer.OptimizeGraph(
+    optimized = symbols.tf_optimizer.OptimizeGraph(
         config, meta_graph, verbose=False, cluster=_cluster()
     )
-    for node in _control_flow(optimised):
+    for node in _control_flow(optimized):
         node.attr[attributes.LOWERED].b = True
-    return dataclasses.replace(subgraph, graph_def=optimised)
+    return dataclasses.replace(subgraph, graph_def=optimized)
 
 
 def _is_bfloat16_convolution(node):

@@ -1,4 +1,4 @@
-"""What code reads and assigns, and code outside of all scopes."""
+"""Scopes that note the variables that code reads and assigns."""
 
 import concurrent.futures
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What `tf.vectorized_map` and `tape.jacobian` compute for one iteration.
+"""Exchanges of devices within `tf.vectorized_map` and `tape.jacobian`.
 
 TensorFlow traces one iteration, in which the loop variable is a placeholder.
 Then it repeats the operations that depend on it, for all iterations at once. It

@@ -13,13 +13,13 @@ _Node = TypeVar("_Node", bound=Hashable)
 
 
 def reachable(
-    start: Iterable[_Node], neighbours: Callable[[_Node], Iterable[_Node]]
+    start: Iterable[_Node], neighbors: Callable[[_Node], Iterable[_Node]]
 ) -> dict[_Node, None]:
     """The nodes that can be reached from some nodes, and these, in order."""
     found = dict.fromkeys(start)
     stack = list(found)
     while stack:
-        for node in neighbours(stack.pop()):
+        for node in neighbors(stack.pop()):
             if node not in found:
                 found[node] = None
                 stack.append(node)

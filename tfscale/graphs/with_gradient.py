@@ -1,4 +1,4 @@
-"""A gradient of one's own, which does not keep the graph that it is in.
+"""A custom gradient that does not keep its graph in memory.
 
 `tf.custom_gradient` registers a function for each of its calls in a graph, as
 long as the process lives. The function refers to tensors, they refer to the

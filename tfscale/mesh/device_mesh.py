@@ -22,7 +22,7 @@ def device_mesh(
 ) -> keras.distribution.DeviceMesh:
     """Lays devices out as data replicas x pipeline stages x model ranks.
 
-    Neighbours along the last axes are neighbours in `devices`, because they
+    Neighbors along the last axes are neighbors in `devices`, because they
     communicate most: model ranks in every layer, stages once per microbatch,
     replicas once per step.
 

@@ -331,7 +331,7 @@ class MeshExtended(symbols.MirroredExtended):
         return [tf.convert_to_tensor(value)] * self.num_replicas
 
     def reduce_all(self, reduce_op, _, *values):
-        """What each replica has of values of all: a function to merge them."""
+        """Reduces the values of all replicas; called through `merge_call`."""
         return self.batch_reduce_to(reduce_op, [(x, x) for x in values])
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):

@@ -16,7 +16,7 @@ def sum_gradients(
     gradients: Iterable[tf.Tensor | tf.IndexedSlices | None],
     variables: Iterable[keras.Variable],
 ) -> list[tf.Tensor | None]:
-    """What one device would have, of the gradients of replicas and ranks.
+    """Sums gradients of replicas and ranks to those of one device.
 
     A tape in a `train_step` gives gradients of the rows of a replica and, on
     model ranks, of a shard of each variable. What clips them, takes their norm

@@ -17,7 +17,7 @@ class LARS(keras.optimizers.Optimizer):
         v     = momentum * v + lr * ratio * (g + weight_decay * w)
         w     = w - v
 
-    Variables with fewer than two dims, biases and scales of normalisations,
+    Variables with fewer than two dims, biases and scales of normalizations,
     have a ratio of 1 and no weight decay, as is the custom; so has a variable
     whose weights or gradient are all zero, but for the decay.
 

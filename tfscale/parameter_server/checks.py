@@ -99,8 +99,8 @@ def check_optimizer(model: keras.Model) -> None:
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "A scale for the loss goes by steps one after the other, which "
-            "workers do not make. Received: a LossScaleOptimizer, or the "
+            "A scale for the loss follows from steps one after the other, "
+            "which workers do not make. Received: a LossScaleOptimizer, or the "
             "policy 'mixed_float16', which makes one. Use 'mixed_bfloat16'."
         )
     if optimizer.gradient_accumulation_steps:
@@ -111,8 +111,8 @@ def check_optimizer(model: keras.Model) -> None:
         )
     if optimizer.use_ema and optimizer.ema_overwrite_frequency:
         raise ValueError(
-            "Which step overwrites the weights goes by `iterations`, of which "
-            "a worker may see none or two workers the same. Received: "
+            "`ema_overwrite_frequency` counts `iterations`, and workers do "
+            "not see each value of it. Received: "
             f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}. "
             "Leave it out: averages take the weights' place at the end of "
             "`fit`."
@@ -131,7 +131,7 @@ def _check_no_shards(model, optimizer):
                 f"{type(optimizer).__name__} with clipnorm="
                 f"{optimizer.clipnorm}, and {layer.name!r} is in "
                 f"{layer.num_shards} shards. Use `global_clipnorm` or "
-                "`clipvalue`, an optimizer that goes by elements, or "
+                "`clipvalue`, an optimizer that is elementwise, or "
                 "num_shards=1."
             )
 

@@ -166,7 +166,7 @@ def _check_frozen(graph, stage):
 
 
 def _difference_in_training(call, tensors):
-    """What a layer does in training only, if anything; in a graph."""
+    """The first difference of a layer in training, or None; in a graph."""
     operations = tf.compat.v1.get_default_graph().get_operations
     number = len(operations())
     with NotingScope(collect_losses=True) as scope:

@@ -25,7 +25,7 @@ from tfscale.schedules.schedule import Schedule
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
-# FLOPs of a CPU, and of an accelerator, while it sends a byte to its neighbour:
+# FLOPs of a CPU, and of an accelerator, while it sends a byte to its neighbor:
 # an A100 800, an H100 1,700, in 16 bits; copies between cores are fast.
 _FLOPS_PER_BYTE = 10, 1000
 
@@ -43,7 +43,7 @@ class PipelineModel(PipelineTrainer):
     whole batch, however it is divided. What is saved is the plain model.
 
     Three things differ from one device, as in every pipeline:
-    `BatchNormalization` normalises each microbatch by itself in training (its
+    `BatchNormalization` normalizes each microbatch by itself in training (its
     moving statistics are those of the whole batch, updated once per step);
     random layers draw other numbers, since they draw once per microbatch (and
     equal ones on all data replicas, as in Keras under any strategy); and what
@@ -169,7 +169,7 @@ class PipelineModel(PipelineTrainer):
         self.output_names = plan.graph.functional.output_names
         self.built = True
         placement.move_variables(plan, strategy)
-        self._analyse()
+        self._analyze()
         adapt_wrapped_suffix(self, model)
         if model.compiled:
             self.compile(**_compile_arguments(model))
@@ -220,7 +220,7 @@ class PipelineModel(PipelineTrainer):
         if checks.changed_variables(self._plan):
             self._cut_anew()
             with self.distribute_strategy.scope():
-                self._analyse()
+                self._analyze()
 
     def _cut_anew(self):
         """Frozen layers cost less; what a stage gets is moved to its device."""
@@ -238,7 +238,7 @@ class PipelineModel(PipelineTrainer):
             if is_moved and optimizer and optimizer.built:
                 attributes.take_state(optimizer, _moved(optimizer))
 
-    def _analyse(self):
+    def _analyze(self):
         """Decides what stays sharded between the layers, on model ranks."""
         extended = self.distribute_strategy.extended
         model, num_ranks = self._plan.graph.functional, extended.num_model_ranks
@@ -246,7 +246,7 @@ class PipelineModel(PipelineTrainer):
             if extended.sequence_parallel:
                 sequence_model.prepare(model, num_ranks)
             else:
-                analysis.analyse(model, num_ranks)
+                analysis.analyze(model, num_ranks)
 
     def _plan_windows(self):
         """Plans for the batches of an execution, with a flush at its end."""

@@ -191,7 +191,7 @@ class Predictor:
         return computing, summing
 
     def _wait(self, pipeline):
-        """What a second in which a device waits for other stages costs.
+        """The cost of a second in which a device waits for other stages.
 
         Less than one, if these are faster meanwhile; nothing, if a single one
         is as fast as all together.

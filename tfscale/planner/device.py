@@ -1,4 +1,4 @@
-"""What a device and its links can do: figures of data sheets, or measured."""
+"""Speed and memory of a device and its links, of data sheets or measured."""
 
 import dataclasses
 import difflib

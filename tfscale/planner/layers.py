@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Work(NamedTuple):
-    """What a layer does with one example, on one model rank.
+    """The work of a layer for one example, on one model rank.
 
     Args:
         flops: Of matrix products.

@@ -162,7 +162,7 @@ class Plan(Prediction):
 
 
 class Plans(Sequence):
-    """What `tfscale.plan` returns: a sequence of `Plan`, the fastest first.
+    """The result of `tfscale.plan`: a sequence of `Plan`, the fastest first.
 
     Args:
         plans: The plans.

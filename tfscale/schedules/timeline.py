@@ -65,7 +65,7 @@ def as_text(
         rows = {d: [" "] * (round(end * scale) + 1) for d in _devices(spans)}
         for span, name in zip(spans, names[title], strict=True):
             start, stop = round(span.start * scale), round(span.end * scale)
-            # A blank at the end keeps neighbours apart.
+            # A blank at the end keeps neighbors apart.
             stop = max(stop - 1, start + 1)
             label = name if len(name) <= stop - start else name[0]
             rows[span.device][start:stop] = label.ljust(stop - start, "-")
@@ -195,7 +195,7 @@ def _draw(axes, spans, end):
         edgecolor="white",
         linewidth=0.8,
     )
-    # The colour says the kind. 12 inches hold some 150 characters.
+    # The color says the kind. 12 inches hold some 150 characters.
     labels = [
         name[1:] if length / end * 150 > len(name) - 0.5 else ""
         for name, length in zip(_names(spans), lengths, strict=True)

@@ -103,14 +103,14 @@ class _Tracked(tf.Module):
 
 
 def _tables(model):
-    """What layers that look strings up keep, as in `keras.Model.export`."""
+    """Tables of layers that look strings up, as in `keras.Model.export`."""
     kind = tf.saved_model.experimental.TrackableResource
     descendants = tf.train.TrackableView(model).descendants()
     return [each for each in descendants if isinstance(each, kind)]
 
 
 def _specs(model) -> Any:
-    """What `predict_step` takes, with the names of the inputs."""
+    """The signature of `predict_step`, with the names of the inputs."""
     if isinstance(model, WrappedModel):
         model = model.model
     return keras.tree.map_structure(

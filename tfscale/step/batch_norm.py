@@ -12,7 +12,7 @@ moments of all shards p (microbatches of a loop or a pipeline, replicas) are
 which are the moments of the whole batch, to the last digit, in any grouping.
 Moments of replicas are summed with the gradients, or at the end of the step if
 there are none, each replica's in a separate row. A layer with
-`synchronized=True` sums them at once, and normalises by them.
+`synchronized=True` sums them at once, and normalizes by them.
 
 Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for
 Computing Sample Variances (1979), equations 2.1.
@@ -106,7 +106,7 @@ class NotedMoments:
         self.graph = tf.compat.v1.get_default_graph()
 
     def moments_of(self, layer, moments_of_keras, inputs, mask):
-        """Mean and variance that a layer normalises by, and notes down."""
+        """Mean and variance that a layer normalizes by, and notes down."""
         if mask is None:
             # Keras would sum the moments over replicas, one layer at a time.
             axis = layer.axis % inputs.shape.rank

@@ -109,7 +109,7 @@ class BatchShard:
         return self._share
 
     def counts(self, rows: tf.Tensor) -> tf.Tensor:
-        """What some rows each count in a sum over shards; 0 without any."""
+        """Weight of each shard in a sum: 0 without any rows."""
         counts = losses.counts(rows)
         return counts / self.num_replicas if self.is_common else counts
 
@@ -208,7 +208,7 @@ class BatchShard:
         return sum(loss.weighted(value) for loss, value in zip(found, values))
 
     def metrics_of_all(self, compute: Callable[[], Any]) -> Any:
-        """What `compute` makes of metrics, summed over replicas here.
+        """Calls `compute` with metrics that are summed over replicas.
 
         The mean of what each of them has would not be of the rows, if they
         have different numbers of these. Only the replica's own in a microbatch,

@@ -125,7 +125,7 @@ def as_on_one_device():
 
 
 def counts(rows: tf.Tensor) -> tf.Tensor:
-    """What shards with these rows count in a sum: 0 without any, else 1."""
+    """Weights of shards with these rows in a sum: 0 without any, else 1."""
     return tf.minimum(rows, 1.0)
 
 

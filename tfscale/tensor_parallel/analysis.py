@@ -103,7 +103,7 @@ def apply_decision(num_ranks: int, rule) -> None:
     rule.stays_sharded = stays_sharded.setdefault(rule, rule.stays_sharded)
 
 
-def ensure_analysed(model, num_ranks: int) -> ShardingDecision:
+def ensure_analyzed(model, num_ranks: int) -> ShardingDecision:
     """Applies the decision of a functional model, after its analysis."""
     rules = {call.rule for call in sharded_calls(model)} - {None}
     decision = _decision_for(model, num_ranks, rules)
@@ -136,17 +136,17 @@ def _decision_for(model, num_ranks, rules=frozenset()):
     ):
         # The current call must not see the losses of the analysis.
         with layer_losses.kept():
-            decision = analyse(model, num_ranks)
+            decision = analyze(model, num_ranks)
     return decision
 
 
-def analyse(model, num_ranks: int) -> ShardingDecision:
+def analyze(model, num_ranks: int) -> ShardingDecision:
     """Decides, and notes, which outputs of a functional model stay sharded."""
     rules = {call.rule for call in sharded_calls(model) if call.rule}
     for rule in rules:
         rule.reset()
     decision, complaint = outside_scopes(
-        _analyse, model, num_ranks, rules, _is_inner(model)
+        _analyze, model, num_ranks, rules, _is_inner(model)
     )
     for generator in rank_seeds.generators(model):
         rank_seeds.attach(
@@ -176,7 +176,7 @@ def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
             yield call
 
 
-def _analyse(model, num_ranks, rules, is_inner):
+def _analyze(model, num_ranks, rules, is_inner):
     modes, reasons = model_trace.modes_of(model), {}
     try:
         whole = model_trace.trace_model(model, modes=modes)

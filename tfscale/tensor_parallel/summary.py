@@ -39,7 +39,7 @@ def sharding_summary(
     Args:
         model: A built model, made in the scope of a `tfscale.MeshStrategy`
             with several replicas or model ranks, or with `offload`. Layers that
-            have not been called on ranks yet are analysed now, with the
+            have not been called on ranks yet are analyzed now, with the
             warnings that this may give.
         line_length: Columns of the table. Defaults to 108, or to the width
             of the terminal if that is less.
@@ -76,7 +76,7 @@ def sharding_summary(
     line_length = table_length(line_length, _LEAST_LENGTH)
     extended = _extended(model)
     ranks, plan = extended.num_model_ranks, None
-    _analyse(model, ranks)
+    _analyze(model, ranks)
     if extended.sequence_parallel and ranks > 1:
         plan = sharding_rows.plan_of(model, ranks)
     rows = sharding_rows.rows(model, plan)
@@ -110,13 +110,13 @@ def _extended(model):
     )
 
 
-def _analyse(model, num_ranks):
+def _analyze(model, num_ranks):
     for call in analysis.sharded_calls(model):
         if call.rule is not None:
             call.rule.reset()
     for functional in analysis.functional_models(model):
         if any(call.rule for call in analysis.sharded_calls(functional)):
-            analysis.ensure_analysed(functional, num_ranks)
+            analysis.ensure_analyzed(functional, num_ranks)
 
 
 def _lines(model, extended, rows, plan):

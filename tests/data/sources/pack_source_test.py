@@ -52,17 +52,17 @@ class PackTest(tf.test.TestCase):
             source.num_documents, sum(len(d) > 1 for d in documents)
         )
 
-    def test_utilisation_is_the_share_of_positions_with_a_token(self):
+    def test_utilization_is_the_share_of_positions_with_a_token(self):
         documents = _documents()
         source = data.pack(documents, _LENGTH)
         tokens = sum(max(len(document) - 1, 0) for document in documents)
         positions = source.num_records * _LENGTH
-        self.assertAlmostEqual(source.utilisation, tokens / positions)
-        self.assertGreater(source.utilisation, 0.9)
+        self.assertAlmostEqual(source.utilization, tokens / positions)
+        self.assertGreater(source.utilization, 0.9)
         # One open sequence at a time wastes more.
         self.assertLess(
-            data.pack(documents, _LENGTH, num_open=1).utilisation,
-            source.utilisation,
+            data.pack(documents, _LENGTH, num_open=1).utilization,
+            source.utilization,
         )
 
     def test_resume_at_every_batch(self):

@@ -33,7 +33,7 @@ def scope_of_mesh(**kwargs):
 
 
 class OptimizerTest(testing.TestCase):
-    def test_keras_own_serialisation_test_passes_in_the_scope(self):
+    def test_keras_own_serialization_test_passes_in_the_scope(self):
         # It compares `dir`: of one that was made in the scope there used to be
         # more than of one that is made outside.
         for name, make in {**OPTIMIZERS, "own": OwnOptimizer}.items():

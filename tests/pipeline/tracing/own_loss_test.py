@@ -83,7 +83,7 @@ class ReadsLayer(keras.Model):
 
 
 class LeavesOut(keras.Model):
-    """Trains without the regularisers of its layers, in Keras too."""
+    """Trains without the regularizers of its layers, in Keras too."""
 
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
         return keras.ops.mean((y_pred - y) ** 2)
@@ -194,8 +194,8 @@ class OwnLossTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("reads_layer", ReadsLayer, r"a/kernel' of another stage.*return what"),
-        ("leaves_out", LeavesOut, "leaves out.*regulariser of 'a/kernel'"),
-        ("scales", Scaled, "scales.*regulariser of 'a/kernel'"),
+        ("leaves_out", LeavesOut, "leaves out.*regularizer of 'a/kernel'"),
+        ("scales", Scaled, "scales.*regularizer of 'a/kernel'"),
     )
     def test_what_a_pipeline_cannot_do_is_refused(self, kind, message):
         model = pipeline(lambda: build(kind))

@@ -62,7 +62,7 @@ def shared_norm():
     return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
 
 
-def renormalising():
+def renormalizing():
     inputs = keras.Input((6,))
     x = keras.layers.BatchNormalization(renorm=True, name="n1")(inputs)
     x = keras.layers.Dense(6, "tanh", name="b")(x)
@@ -187,7 +187,7 @@ class StatisticsTest(parameterized.TestCase):
                 initial=many.initial[variable.path],
             )
 
-    @parameterized.parameters(two_norms, shared_norm, renormalising)
+    @parameterized.parameters(two_norms, shared_norm, renormalizing)
     @pytest.mark.crossing(every=3)
     def test_with_one_microbatch_it_is_plain_keras(self, build):
         # No batch is smaller than the others: half the traces.
@@ -214,7 +214,7 @@ class StatisticsTest(parameterized.TestCase):
     @parameterized.parameters((3, 1), (2, 2))
     @pytest.mark.crossing(every=2)
     def test_those_of_any_layer_are_of_the_batch(self, count, num_replicas):
-        # One called twice, one that renormalises, one of masked rows. Of the
+        # One called twice, one that renormalizes, one of masked rows. Of the
         # last batch, one row, microbatches and a replica have none.
         job = same_numbers.Job(
             batch_norm_test.side_by_side,

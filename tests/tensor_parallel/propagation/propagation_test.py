@@ -319,7 +319,7 @@ def part(value, dim, rank, num_ranks):
     return tf.split(value, num_ranks, dim)[rank]
 
 
-def analyse(function, shape, dim, num_ranks=RANKS):
+def analyze(function, shape, dim, num_ranks=RANKS):
     """The result for one source and the output of a function of it."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder("float32", shape)
@@ -344,25 +344,25 @@ def all_rows():
 class OperationsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(*SHARDED)
     def test_stays_sharded(self, function, made, dim=1):
-        found, result = analyse(function, SHAPE, dim)
+        found, result = analyze(function, SHAPE, dim)
         self.assertEqual(found.gathered, {})
         self.assertEqual(found.dim(result), made)
 
     @parameterized.named_parameters(*DIVIDED_WITH_UNKNOWN_BATCH)
     def test_stays_divided_with_unknown_batch(self, function, made, dim=1):
-        found, result = analyse(function, (None, *SHAPE[1:]), dim)
+        found, result = analyze(function, (None, *SHAPE[1:]), dim)
         self.assertEqual(found.gathered, {})
         self.assertEqual(found.dim(result), made)
 
     @parameterized.named_parameters(*FAILS)
     def test_is_gathered(self, function, reason):
-        found, _ = analyse(function, SHAPE, 1)
+        found, _ = analyze(function, SHAPE, 1)
         self.assertEqual(found.sharded, frozenset())
         self.assertIn(reason, found.gathered["source"])
 
     @parameterized.named_parameters(*FAILS_WITH_UNKNOWN_BATCH)
     def test_is_gathered_with_unknown_batch(self, function, reason):
-        found, _ = analyse(function, (None, *SHAPE[1:]), 1)
+        found, _ = analyze(function, (None, *SHAPE[1:]), 1)
         self.assertEqual(found.sharded, frozenset())
         self.assertIn(reason, found.gathered["source"])
 
@@ -375,7 +375,7 @@ class OperationsTest(tf.test.TestCase, parameterized.TestCase):
             for num_ranks in (2, 3, 4, 6):
                 if size is None or size % num_ranks:
                     continue
-                found, result = analyse(function, shape, dim, num_ranks)
+                found, result = analyze(function, shape, dim, num_ranks)
                 if found.dim(result) is not None:
                     with self.subTest(dim=dim, num_ranks=num_ranks):
                         made = found.dim(result)

@@ -80,7 +80,7 @@ LLAMA = functools.partial(backbones.llama, num_layers=2)
 GPT2 = functools.partial(backbones.gpt2, num_layers=2, length=LENGTH)
 
 
-def summarised():
+def summarized():
     """What comes after is of the whole sequence: a mean, and another norm."""
     inputs = keras.Input((LENGTH, 12))
     x = LAYERS.Dense(24, activation="relu", name="up")(inputs)
@@ -224,7 +224,7 @@ JOBS = {
     "llama_block": (backbone(backbones.llama), None),
     "gpt2": (backbone(GPT2), None),
     "gemma3": (backbone(backbones.gemma3), None),
-    "summarised": (of_vectors(summarised), PAIR),
+    "summarized": (of_vectors(summarized), PAIR),
     "shared_norm": (of_vectors(shared_norm), PAIR),
     "mlp": (jobs.JOBS["mlp_sgd"], None),
     "noisy": (of_vectors(noisy), PAIR),
@@ -332,7 +332,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("gemma3", 2),
         ("explicit", 2),
         ("explicit", 3),
-        ("summarised", 2),
+        ("summarized", 2),
         ("shared_norm", 2),
         ("noisy", 2),
         ("composite", 2),

@@ -1,4 +1,4 @@
-"""Nested values as JSON, with their arrays beside it; nothing is unpickled."""
+"""Nested values as JSON, and their arrays; nothing is unpickled."""
 
 from collections.abc import Callable
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What each device has of each chunk as a plan is played through.
+"""Contents of the chunks of each device as a plan is played through.
 
 A content is the set of the devices whose values are in it, and how they were
 added up: two contents with one `number` are equal to the last bit.
@@ -47,7 +47,7 @@ class Contents:
         }
 
     def get(self, device: int, chunk: int) -> Content | None:
-        """What a device has of a chunk now; `None` for nothing."""
+        """The content of a device's chunk now; `None` for nothing."""
         return self._of.get((device, chunk))
 
     def play(self, sends: Sequence[Send]) -> None:

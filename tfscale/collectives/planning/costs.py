@@ -1,4 +1,4 @@
-"""What links between devices, and the devices themselves, take for a plan."""
+"""Costs of links between devices, and of the devices, for a plan."""
 
 import dataclasses
 import math

@@ -9,7 +9,7 @@ from tfscale.collectives.planning.costs import Costs
 
 
 class Message(NamedTuple):
-    """What a device sends to another one in a round, in one piece.
+    """A message of a device to another one in a round, in one piece.
 
     Args:
         round: Index of the round, from 0.
@@ -36,7 +36,7 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What `simulate` predicts.
+    """The prediction of `simulate`.
 
     Args:
         plan: The plan.

@@ -1,3 +1,3 @@
-"""What slows a pipeline down, measured, and mistakes found beforehand."""
+"""Bottlenecks of a pipeline, measured, and mistakes found beforehand."""
 
 __all__ = []

@@ -10,7 +10,7 @@ from tfscale.data.chain.resumable_dataset import positions_kept
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """What `benchmark` measured.
+    """The measurement of `benchmark`.
 
     Attributes:
         seconds_per_batch: Float, mean over the batches counted.

@@ -1,4 +1,4 @@
-"""Shuffled records from sources that are read in runs of neighbours.
+"""Shuffled records from sources that are read in runs of neighbors.
 
 There are two levels, as in CorgiPile (Xu et al., SIGMOD 2022): the blocks of an
 epoch come in a random order, those of one window are read at a time, and the

@@ -145,7 +145,7 @@ def _dtype(name, dtype):
 
 
 class _Head(NamedTuple):
-    """What comes before the rows of a file."""
+    """The bytes before the rows of a file."""
 
     path: str
     names: str  # the line that names the columns, or ""

@@ -1,4 +1,4 @@
-"""Sources of files that are read in blocks, runs of neighbours."""
+"""Sources of files that are read in blocks, runs of neighbors."""
 
 import bisect
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def source_of_files(
 def runs_of(
     begins: np.ndarray, gaps: Iterable[int] = (), small_bytes: int = 0
 ) -> list[tuple[int, int]]:
-    """Runs of neighbours, `(first, last)`, that are read as blocks.
+    """Runs of neighbors, `(first, last)`, that are read as blocks.
 
     A new run begins at each of the numbers in `gaps`. A run may have more
     records than others if they are of `small_bytes` together.

@@ -81,14 +81,14 @@ def files(pattern: Pattern) -> IndexedSource:
     >>> files(folder + "/*.txt").num_records
     1
     """
-    return labelled(
+    return labeled(
         "files",
         [(path, 0.0) for path in match(pattern)],
         lambda contents, _, path: (contents, path),
     )
 
 
-def labelled(
+def labeled(
     kind: str,
     files: Sequence[tuple[str, float]],
     record: Callable[..., Any] = lambda *record: record,
@@ -113,7 +113,7 @@ def labelled(
         split=split_by_file(
             files,
             [1] * len(files),
-            lambda shard: labelled(kind, shard, record, **kwargs),
+            lambda shard: labeled(kind, shard, record, **kwargs),
         ),
         identity=lambda: repr((paths, numbers)).encode(),
         **kwargs,

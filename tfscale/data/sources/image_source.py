@@ -31,8 +31,8 @@ def image_folder(
         image_size: `(height, width)`, to which images are resized
             (bilinear), as float32 from 0 to 255. By default they keep their
             own size and are uint8; then `parse` must give them one.
-        num_channels: Integer, 1 (grey), 3 (RGB) or 4 (RGBA), to which every
-            image is converted: grey is the luminance, alpha is left out or
+        num_channels: Integer, 1 (gray), 3 (RGB) or 4 (RGBA), to which every
+            image is converted: gray is the luminance, alpha is left out or
             255. Of an animation the first picture counts. The orientation in
             EXIF is not applied, as in Keras' `image_dataset_from_directory`.
         class_names: List of strings, the subfolders in the order of their
@@ -86,7 +86,7 @@ def image_folder(
     decoder, quick_decoder = _checker(num_channels), None
     if decode:
         decoder, quick_decoder = _decoders(image_size, num_channels)
-    return file_source.labelled(
+    return file_source.labeled(
         "image_folder",
         files,
         decode=decoder,
@@ -108,7 +108,7 @@ def _check(image_size, num_channels):
         )
     if num_channels not in (1, 3, 4):
         raise ValueError(
-            "`num_channels` must be 1 (grey), 3 (RGB) or 4 (RGBA). Received: "
+            "`num_channels` must be 1 (gray), 3 (RGB) or 4 (RGBA). Received: "
             f"num_channels={num_channels!r}."
         )
 

@@ -27,10 +27,10 @@ _OPEN = 64  # sequences that a document may still be put into
 
 @dataclasses.dataclass(frozen=True)
 class PackedSource(IndexedSource):
-    """What `pack` returns.
+    """The source that `pack` returns.
 
     Attributes:
-        utilisation: Float, the share of positions that hold a token.
+        utilization: Float, the share of positions that hold a token.
         num_documents: Integer, documents of which there is a token.
 
     Example:
@@ -39,7 +39,7 @@ class PackedSource(IndexedSource):
     2
     """
 
-    utilisation: float = 0.0
+    utilization: float = 0.0
     num_documents: int = 0
 
 
@@ -79,7 +79,7 @@ def pack(
     ([1, 2, 4, 0], [2, 3, 5, 0])
     >>> x["segment_ids"].numpy().tolist(), x["positions"].numpy().tolist()
     ([1, 1, 2, 0], [0, 1, 0, 0])
-    >>> source.num_records, source.utilisation
+    >>> source.num_records, source.utilization
     (2, 0.75)
     """
     check_integer("length", length)
@@ -103,7 +103,7 @@ def pack(
         gather=gather,
         in_memory=True,
         identity=lambda: array_source.digest(tokens) + splits.tobytes(),
-        utilisation=float(sizes.sum() / (count * length)),
+        utilization=float(sizes.sum() / (count * length)),
         num_documents=len(rows),
     )
 

@@ -88,7 +88,7 @@ class IndexedSource(_Source):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockSource(_Source):
-    """Records that are read in runs of neighbours."""
+    """Records that are read in runs of neighbors."""
 
     # int64, of shape `(num_blocks, 2)`: the number of records of each block,
     # and their bytes in memory.

@@ -81,7 +81,7 @@ def tfds(
     if split is None or isinstance(split, list | tuple | dict):
         raise ValueError(
             "`split` must be one split; a union is written with a plus. "
-            f'Received: split={split!r}. Use such as "train" or '
+            f'Received: split={split!r}. Use, say, "train" or '
             '"train+test", and a source for each split.'
         )
     if read_config is not None and read_config.input_context is not None:

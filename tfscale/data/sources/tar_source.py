@@ -1,4 +1,4 @@
-"""WebDataset shards: tar files in which neighbours with one key are a record.
+"""WebDataset shards: tar files in which neighbors with one key are a record.
 
 000.jpg 000.cls | 001.jpg 001.cls | ...      members; keys "000", "001"
 """

@@ -54,7 +54,7 @@ def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
 
 
 def of_pipelines(dataset: tf.data.Dataset, *, of_all: bool = True) -> str:
-    """What determines the order of records of pipelines of `tfscale.data`.
+    """The arguments that determine the order of records of `tfscale.data`.
 
     `of_all` is False for those that a worker has for itself, without an
     `input_context`: they count only if they know of other workers.

@@ -108,7 +108,7 @@ class BatchLoss:
             microbatch[key] = value
 
     def _sum_shares(self):
-        """What each microbatch counts in a sum: `[microbatches, 1]`."""
+        """Weights of the microbatches in a sum, `[microbatches, 1]`."""
         return self.shard.counts(self._all(keys.ROWS))[:, tf.newaxis]
 
     def _counts(self):

@@ -1,4 +1,4 @@
-"""What a `PipelineModel` checks: its arguments, its model and its data."""
+"""Checks of a `PipelineModel`: its arguments, its model and its data."""
 
 import math
 import numbers

@@ -259,7 +259,7 @@ def _have_side_effects(stages):
 
 
 def _users(stages, done):
-    """What makes and reads each tensor, of the kinds and stages in `done`."""
+    """Actions that make and read each tensor, of those in `done`."""
     of_all = keys.Param | keys.GradientSum | keys.NewState
     makers = collections.defaultdict(set)
     readers = collections.defaultdict(set)

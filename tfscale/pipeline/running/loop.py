@@ -164,7 +164,7 @@ def _of_rank(name, rank):
 
 
 def _weights(executor, body):
-    """What all microbatches share, sent once and not in every iteration."""
+    """Sends tensors that all microbatches share once, before the loop."""
     weights = {}
     for stage in sorted({action.stage for action in body.actions}):
         for rank, device in enumerate(executor.devices[stage]):
@@ -182,7 +182,7 @@ def _weights(executor, body):
 
 
 def _tokens(executor, body):
-    """What each device leaves when its last action is done."""
+    """The tensors of each device after its last action."""
     used = {d for a in body.actions for d in executor.devices[a.stage]}
     for device in sorted(used):
         if device not in executor.last:
@@ -207,7 +207,7 @@ def _sums_and_states(executor, body):
 
 
 def _registers(executor, loop, makers, readers):
-    """What is in flight, in one variable what is made and read together."""
+    """Groups tensors in flight that are made and read together."""
     groups = collections.defaultdict(list)
     for microbatch, (rank, key) in loop.registers:
         making, reading = makers[rank, key], readers[rank, key]

@@ -30,12 +30,12 @@ from tfscale.step.microbatches import Microbatches
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What a step computed, of the batch of this replica.
+    """The results of a step, of the batch of this replica.
 
     Attributes:
         inputs: Flat inputs of the model.
         loss: This replica's part of the loss of the global batch, without
-            weight regularisers, times the replicas' number of rows over its
+            weight regularizers, times the replicas' number of rows over its
             own: so that the mean over replicas, by rows, is that loss.
         losses: The same of each loss given to `compile`, not weighted.
         share: This replica's share of the rows of the global batch.
@@ -226,7 +226,7 @@ class PipelineStep:
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
     def component(self, variable: keras.Variable) -> tf.Variable:
-        """What this replica and rank have of a variable."""
+        """The shard of a variable on this replica and rank."""
         return self.strategy.experimental_local_results(variable.value)[
             self._index
         ]

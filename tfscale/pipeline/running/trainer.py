@@ -1,4 +1,4 @@
-"""What a pipeline does with one batch, for `fit`, `evaluate` and `predict`."""
+"""Steps of a pipeline with one batch: `fit`, `evaluate` and `predict`."""
 
 import contextlib
 import functools
@@ -327,7 +327,7 @@ class PipelineTrainer(WrappedModel):
         return program, (inputs, targets)
 
     def _add_penalties(self, gradients, values=None, *, scale=1.0):
-        """The sum of regularisers, of all variables or `values` by number.
+        """The sum of regularizers, of all variables or `values` by number.
 
         Adds their gradients, times `scale`, unless `gradients` is None.
         """

@@ -44,7 +44,7 @@ _OF_ALL = (
 
 
 class Window(NamedTuple):
-    """What a train function is given in place of a batch."""
+    """The argument of a train function in place of a batch."""
 
     batches: tuple[Any, ...]
 
@@ -90,7 +90,7 @@ def with_equal_shapes(batches) -> list[Any]:
 class StageUpdates:
     """Updates the stages of one replica in a window.
 
-    `add_penalties` adds gradients of weight regularisers, given values of the
+    `add_penalties` adds gradients of weight regularizers, given values of the
     weights, and returns their sum: `penalties` has these, of each batch.
     `functions` update each stage, by its number.
     """

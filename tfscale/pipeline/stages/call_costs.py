@@ -1,4 +1,4 @@
-"""What each call of a model costs: work, memory, and what it shares."""
+"""Costs of each call of a model: work, memory, and weights that it shares."""
 
 import collections
 import math

@@ -162,9 +162,9 @@ def flatten_model(model: keras.Model, layer: str | None = None) -> Graph:
 def _branch_by_branch(calls: list[Call], outputs: list[Value]) -> list[Call]:
     """The calls in another order: each after the calls that its arguments need.
 
-    Keras goes by depth, through parallel branches at the same time, so that no
-    cut is between them. Calls of one layer stay in their order, in which they
-    draw random numbers and update statistics.
+    Keras orders them by depth, through parallel branches at the same time, so
+    that no cut is between them. Calls of one layer stay in their order, in
+    which they draw random numbers and update statistics.
 
     x ─┬─► a ─► b ─┬─► add        Keras:            a c b d add
        └─► c ─► d ─┘              branch by branch: a b c d add

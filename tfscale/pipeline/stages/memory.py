@@ -81,7 +81,7 @@ def call_memory(
     Without Grappler, which folds constants, a model of any size takes little
     memory to trace; the estimate is up to a tenth higher.
     """
-    # Functions for XLA are not optimised.
+    # Functions for XLA are not optimized.
     found = map_calls(_saved_by_call, graph, rows, jit_compile=not grappler)
     first_of, result = {}, []
     for call, (internal, kept, shared) in zip(graph.calls, found):

@@ -228,9 +228,9 @@ def _check_layers(graph):
             # Microbatches run one after the other: the statistics of all
             # cannot be there for the first.
             raise ValueError(
-                "A pipeline normalises every microbatch by itself. "
+                "A pipeline normalizes every microbatch by itself. "
                 f"Received: layer {layer.name!r} with synchronized=True. "
-                "Use synchronized=False, or a normalisation that does not "
+                "Use synchronized=False, or a normalization that does not "
                 "depend on the batch (LayerNormalization, "
                 "GroupNormalization)."
             )

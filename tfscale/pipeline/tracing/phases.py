@@ -13,7 +13,7 @@ phase that needs it; tensors that a later phase needs are results of the
 earlier one. So what a microbatch keeps between its forward and its backward is
 exactly what the backward reads, and nothing is computed twice.
 
-Each phase is optimised by Grappler once, here, so that the graph of a step, in
+Each phase is optimized by Grappler once, here, so that the graph of a step, in
 which it stands once per microbatch, need not be. TensorFlow inlines it there: a
 function called as one node either hides which of its operations failed (a call
 with `_noinline`), or misses the kernels of oneDNN and takes 1.7 times as long
@@ -167,7 +167,7 @@ def _inputs(operations, spec, phase_of, index, given):
 def _function(name, subgraph, feeds, graph, jit_compile, devices):
     """The function that runs a part of `graph` on tensors for `feeds`."""
     if not jit_compile:
-        subgraph = grappler.optimise(subgraph)
+        subgraph = grappler.optimize(subgraph)
     outside = {inside.op.name: x for x, inside in graph.captures}
 
     def call(*args):

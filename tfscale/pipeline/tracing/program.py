@@ -165,19 +165,19 @@ class Programs:
         ]
 
     def _check_none_added(self, known):
-        regularised = [
+        regularized = [
             variable.path
             for variable in self.plan.variables
             if variable.regularizer is not None
         ]
-        if regularised or any(isinstance(key, keys.AddedLoss) for key in known):
+        if regularized or any(isinstance(key, keys.AddedLoss) for key in known):
             raise ValueError(
                 "A `compute_loss` in a pipeline must add what layers add to "
                 "the loss as it is, because the pipeline does. Received: one "
                 "that leaves out or scales "
                 + (
-                    f"the regulariser of {regularised[0]!r}"
-                    if regularised
+                    f"the regularizer of {regularized[0]!r}"
+                    if regularized
                     else "what a layer gives to `add_loss`"
                 )
                 + ". Add `sum(self.losses)`, as `super().compute_loss(...)` "

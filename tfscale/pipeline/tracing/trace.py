@@ -202,9 +202,10 @@ def _split(wrapped, graphs, devices=((),)):
 
 
 def _early_divisors(wrapped, graph):
-    """What makes the divisors of a rank of targets alone; None if it cannot.
+    """Returns a function that computes a rank's divisors from the targets.
 
-    Backwards, which begin before the last forward ends, need them.
+    None if they depend on outputs. Backwards, which begin before the last
+    forward ends, need them.
     """
     results = {keys.DIVISORS: graph.forward[keys.DIVISORS]}
     needed = phases.needed_arguments(list(results.values()), graph.arguments)

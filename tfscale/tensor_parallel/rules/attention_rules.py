@@ -43,7 +43,7 @@ def is_attention(layer) -> bool:
     if kind is keras.layers.MultiHeadAttention and not hasattr(
         layer, "model_parallel_dims"
     ):
-        # The layer of Keras is analysed operation by operation.
+        # The layer of Keras is analyzed operation by operation.
         return False
     methods = [name for name in _METHODS if hasattr(kind, name)]
     return kind is not None and rules.runs_as(layer, [kind], *methods)

@@ -1,4 +1,4 @@
-"""Convolutions and normalisations on shards of their channels.
+"""Convolutions and normalizations on shards of their channels.
 
 A convolution whose kernel is split along its output channels computes a shard
 of them, one that is split along its input channels a term of their sum. A
@@ -168,10 +168,10 @@ class _LayerNormalization(_Local):
             total = tf.reduce_sum(x, axis=-1, keepdims=True)
             return rank_collectives.total_over_ranks(total) / size
 
-        centred = x - mean(x)
-        inverse = tf.math.rsqrt(mean(tf.square(centred)) + layer.epsilon)
+        centered = x - mean(x)
+        inverse = tf.math.rsqrt(mean(tf.square(centered)) + layer.epsilon)
         # Keras scales by the deviation from the mean, and leaves the mean.
-        x = inverse * (x if layer.rms_scaling else centred)
+        x = inverse * (x if layer.rms_scaling else centered)
         if layer.gamma is not None:
             x *= tf.cast(rules.shard_of(layer.gamma), x.dtype)
         if layer.beta is not None:

@@ -29,7 +29,7 @@ def find_plan(
 ) -> tuple:
     """A plan for inputs of some shapes, or None and the reason.
 
-    The model has been analysed by `analysis.analyse` and has boundaries; see
+    The model has been analyzed by `analysis.analyze` and has boundaries; see
     `analysis.ShardingDecision` for `is_inner`.
     """
     specs = keras.tree.map_structure(

@@ -97,9 +97,9 @@ def _warn_of_custom_call(rule):
 
 
 def prepare(model, num_ranks: int) -> "ModelCall":
-    """Analyses a model, and puts boundaries around its layers, once."""
+    """Analyzes a model, and puts boundaries around its layers, once."""
     if call_of(model) is None:
-        analysis.ensure_analysed(model, num_ranks)
+        analysis.ensure_analyzed(model, num_ranks)
         for layer in attributes.flatten_layers(model, include_self=False):
             if not isinstance(layer, symbols.Functional | keras.Sequential):
                 sequence.attach_boundaries(layer)
@@ -147,7 +147,7 @@ class ModelCall:
     ) -> sequence.SequencePlan | None:
         """The plan for inputs, or `tf.TensorSpec`s; None, after a warning."""
         # LoRA changes the variables, and thawed layers need gradients.
-        decision = analysis.ensure_analysed(self._model, self._num_ranks)
+        decision = analysis.ensure_analyzed(self._model, self._num_ranks)
         if training not in model_trace.modes_of(self._model):
             training = True
         key = (
