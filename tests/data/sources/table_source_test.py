@@ -368,7 +368,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
                 data.parquet(path, columns=columns)
         twice = pyarrow.table([[1], [2]], names=["x", "x"])
         pyarrow.parquet.write_table(twice, self.folder + "/twice")
-        with self.assertRaisesRegex(ValueError, "which there is once"):
+        with self.assertRaisesRegex(ValueError, "each there once"):
             data.parquet(self.folder + "/twice")
         os.remove(self.folder + "/twice")
         self._parquet({"y": ["a", "b"]}, "b.parquet")

@@ -37,8 +37,8 @@ def cached(recipe, kind, cache_dir, first, budget):
     if recipe.source.order is not None:
         if kind in ("memory", "file"):
             raise ValueError(
-                "A mixture is not cached: its sources are to be in memory or "
-                f"on disk already. Received: cache={kind!r}. Use cache='none'."
+                "A mixture is not cached: its sources must be in memory or on "
+                f"disk already. Received: cache={kind!r}. Use cache='none'."
             )
         return dataclasses.replace(recipe, cache_reason="a mixture has none")
     need = memory.size_of(first) * recipe.source.num_records

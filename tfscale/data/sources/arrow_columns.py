@@ -40,7 +40,7 @@ class ArrowColumns:
         if schema is not None and (isinstance(columns, str) or not once):
             raise ValueError(
                 "`columns` must be a list of columns of the files, at least "
-                "one, each of which there is once. Received: "
+                "one, each there once. Received: "
                 f"columns={columns!r}; there are {sorted(there)}."
             )
         leaves: dict[Path, Leaf] = {}

@@ -267,7 +267,7 @@ def of_worker(
     if 0 in sizes:
         raise ValueError(
             "Every worker must have a file of its own with shard='files'. "
-            f"Received: {workers} workers, of which {sizes.count(0)} would "
+            f"Received: {workers} workers; {sizes.count(0)} of them would "
             "have no record. Use shard='records', or write more files."
         )
     return share, sizes
