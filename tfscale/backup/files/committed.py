@@ -233,7 +233,8 @@ def damaged(folder: str, fit: int | None = None) -> list[str]:
 
 def fit_of(name: str) -> int:
     """The number of the `fit` that has written a backup."""
-    return int(_NAME.search(name)[2] or 1)
+    match = _NAME.search(name)
+    return int(match[2] or 1) if match else 1
 
 
 def _real_folders(folder, form, fit):
