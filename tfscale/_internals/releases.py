@@ -12,6 +12,9 @@ import keras
 
 IS_3_15 = keras.__version__.startswith("3.15.")
 
+# Whether arrays and a `PyDataset` are shuffled by the number of the epoch, and
+# not by random states.
+SHUFFLES_BY_EPOCH = not IS_3_15
 # Whether a step draws its batch itself, in a graph.
 TRACES_ITERATORS = IS_3_15
 
@@ -47,7 +50,7 @@ def called_in_model(operation: Any, training: bool) -> Callable[..., Any]:
 
 
 def epoch_of_order(adapter: Any) -> int | None:
-    """The number by which the batches of a `PyDataset` are shuffled.
+    """The number by which a `PyDataset` or arrays are shuffled.
 
     Until 3.15 there is none.
     """
@@ -55,7 +58,7 @@ def epoch_of_order(adapter: Any) -> int | None:
 
 
 def set_epoch_of_order(adapter: Any, epoch: int | None) -> None:
-    """Has epochs of a `PyDataset` go on with a result of `epoch_of_order`."""
+    """Has epochs go on with a result of `epoch_of_order`."""
     if not IS_3_15 and epoch is not None:
         setattr(adapter, "_epoch", epoch)  # noqa: B010
 

@@ -121,9 +121,7 @@ def keep_order(epochs: EpochIterator) -> None:
 
 
 def epoch_of_order(epochs: EpochIterator) -> int | None:
-    """The number by which Keras shuffles the next epoch of a `PyDataset`."""
-    if _ordered(epochs) is None:
-        return None
+    """The number by which Keras shuffles the next epoch, if by one."""
     return releases.epoch_of_order(epochs.data_adapter)
 
 

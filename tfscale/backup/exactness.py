@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
+from tfscale._internals import releases
 from tfscale._internals import symbols
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.graphs.dataset_graph import stages_of
@@ -92,7 +93,11 @@ def _of_no_dataset(epochs):
         for name in ("on_epoch_begin", "on_epoch_end"):
             if getattr(kind, name) is not getattr(base, name):
                 yield f"what `{name}` of `{kind.__name__}` changes is not saved"
-    elif fitting.shuffles_arrays(epochs) and not _has_global_seed():
+    elif (
+        fitting.shuffles_arrays(epochs)
+        and not releases.SHUFFLES_BY_EPOCH
+        and not _has_global_seed()
+    ):
         yield "arrays are shuffled without `keras.utils.set_random_seed`"
 
 

@@ -1,0 +1,161 @@
+"""Keras' own tests, of the installed wheel, in the scope of a strategy.
+
+    python -m tests.keras_own_tests [FOLDER_OR_FILE ...]
+
+Each runs twice, in plain Keras and in the scope of `MeshStrategy(data=2)`,
+which is entered after Keras' `setUp`: that clears the session. It is an error
+if one fails in the scope that passes without it, and is not in `MAY_FAIL`; or
+if one of those passes. Some import jax, and are left out where that is not
+installed. Wheels of nightly builds have no tests.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import keras
+
+# Below `keras/src`.
+CHOSEN = (
+    *("callbacks", "models", "saving", "optimizers", "metrics", "losses"),
+    "trainers/trainer_test.py",
+)
+# Why a test may fail in a scope, by a pattern of its name.
+MAY_FAIL = {
+    r"SwapEMAWeightsTest::test_swap_ema_weights_with_tf_distribute": (
+        "makes another strategy, in the scope of this one"
+    ),
+    r"^losses/": (
+        "Keras divides a loss that is called outside of a step by the replicas"
+    ),
+}
+
+_MARKERS = ("multi_device", "requires_trainable_backend", "skipif")
+# Where outcomes are written, and whether tests are in a scope.
+_OUTCOMES, _IN_SCOPE = "TFSCALE_OUTCOMES", "TFSCALE_IN_SCOPE"
+
+
+# --- the plugin of pytest, in a process for each of the two ------------------
+
+
+def pytest_configure(config):
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", f"{marker}: of Keras")
+    if os.environ.get(_IN_SCOPE):
+        _enter_scopes()
+
+
+def _enter_scopes():
+    import tfscale
+
+    tfscale.use_virtual_devices(2)
+    from keras.src import testing
+
+    set_up = testing.TestCase.setUp
+
+    def set_up_in_scope(self):
+        set_up(self)
+        mesh = tfscale.device_mesh(data=2)
+        stack = contextlib.ExitStack()
+        stack.enter_context(tfscale.MeshStrategy(mesh).scope())
+        self.addCleanup(stack.close)
+
+    testing.TestCase.setUp = set_up_in_scope
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        path = os.environ.get(_OUTCOMES)
+        if path:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = " ".join(crash.message.split())[:200] if crash else ""
+            with open(path, "a") as file:
+                print(
+                    json.dumps([report.nodeid, report.outcome, reason]),
+                    file=file,
+                )
+
+
+# --- the program -------------------------------------------------------------
+
+
+def main(chosen):
+    """Runs tests twice, and returns the exit status."""
+    source = pathlib.Path(keras.__file__).parent / "src"
+    if not any(source.rglob("*_test.py")):
+        print(f"Keras {keras.__version__} is installed without its tests.")
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            _start(folder, source, chosen, in_scope) for in_scope in ("", "1")
+        ]
+        plain, scoped = (_outcomes(folder, run) for run in runs)
+    failed = {
+        name: reason
+        for name, (outcome, reason) in scoped.items()
+        if outcome == "failed" and plain.get(name, [""])[0] == "passed"
+    }
+    known = {name: _known(name) for name in failed if _known(name)}
+    unused = [p for p in MAY_FAIL if not any(re.search(p, n) for n in known)]
+    for name in sorted(failed):
+        why = known.get(name) or f"UNEXPECTED: {failed[name]}"
+        print(f"{name}\n    {why}")
+    passed = sum(outcome == "passed" for outcome, _ in plain.values())
+    print(
+        f"{passed} tests pass in plain Keras {keras.__version__}. Of these "
+        f"{len(failed)} fail in a scope, {len(failed) - len(known)} of them "
+        "unexpectedly."
+    )
+    if chosen == CHOSEN:
+        for pattern in unused:
+            print(f"{pattern!r} passes now: it is no exception any more.")
+    return int(len(failed) > len(known) or (chosen == CHOSEN and bool(unused)))
+
+
+def _known(name):
+    reasons = (why for p, why in MAY_FAIL.items() if re.search(p, name))
+    return next(reasons, None)
+
+
+def _start(folder, source, chosen, in_scope):
+    path = os.path.join(folder, f"outcomes{in_scope}")
+    configuration = os.path.join(folder, "pytest.ini")
+    with open(configuration, "w") as file:
+        file.write("[pytest]\n")
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-c", configuration),
+        *("--continue-on-collection-errors", "--import-mode=importlib"),
+        *("-p", "no:cacheprovider", "-p", __spec__.name, "--tb=short"),
+        *("--rootdir", source, "-W", "ignore"),
+        *(str(source / each) for each in chosen),
+    ]
+    environment = {**os.environ, _OUTCOMES: path, _IN_SCOPE: in_scope}
+    with open(os.path.join(folder, f"output{in_scope}"), "w") as output:
+        return in_scope, subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output
+        )
+
+
+def _outcomes(folder, run):
+    """The outcome and the reason of each test, by its name."""
+    in_scope, process = run
+    process.wait()
+    with open(os.path.join(folder, f"output{in_scope}")) as output:
+        where = "in a scope" if in_scope else "plain"
+        print(f"{where}: {output.read().strip().splitlines()[-1:]}")
+    found = {}
+    with open(os.path.join(folder, f"outcomes{in_scope}")) as file:
+        for line in file:
+            name, outcome, reason = json.loads(line)
+            if found.get(name, [""])[0] != "failed":
+                found[name] = outcome, reason
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(tuple(sys.argv[1:]) or CHOSEN))
