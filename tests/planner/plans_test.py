@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import os
 from unittest import mock
 
@@ -98,6 +99,41 @@ class PlanTest(parameterized.TestCase):
         plans.table(print_fn=lines.append)
         self.assertIn("Note: Planned without stages", lines[0])
 
+    def test_sizes_that_inputs_leave_open_need_a_length(self):
+        # 128 tokens stood for any number, without a word.
+        layers = keras.layers
+
+        def tokens(length):
+            x = inputs = keras.Input((length,), dtype="int32")
+            x = layers.Dense(WIDTH)(layers.Embedding(8, WIDTH)(x))
+            return keras.Model(inputs, x)
+
+        def images(size):
+            x = inputs = keras.Input((size, size, 3))
+            return keras.Model(inputs, layers.Conv2D(4, 3)(x))
+
+        class Whole(keras.Model):
+            def __init__(self, length):
+                super().__init__()
+                self.dense = layers.Dense(4)
+                self(keras.Input((length, 8)))
+
+            def call(self, x):
+                return self.dense(x)
+
+        for kind in (tokens, images, Whole):
+            with self.assertRaisesRegex(ValueError, "length=None"):
+                _plans(functools.partial(kind, None))
+            found, expected = (
+                _plans(functools.partial(kind, size), length=length).best
+                for size, length in ((None, 48), (48, None))
+            )
+            self.assertEqual(found.memory, expected.memory)
+            self.assertEqual(found.seconds, expected.seconds)
+            self.assertEqual(
+                found.tokens_per_second, expected.tokens_per_second
+            )
+
     def test_draws_time_against_memory(self):
         path = os.path.join(self.create_tempdir().full_path, "plans.png")
         _plans().save_png(path)
@@ -145,6 +181,7 @@ class PlanTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(num_devices=0), ValueError, "num_devices=0"),
         (dict(batch_size=2.0), TypeError, "batch_size=2"),
+        (dict(length=0), ValueError, "length=0"),
         (dict(device="H10"), ValueError, "Did you mean 'H100'"),
         (dict(device=8), TypeError, "Received: device=8"),
         (

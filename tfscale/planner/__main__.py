@@ -33,6 +33,9 @@ def main(args: list[str]) -> None:
     parser.add_argument(
         "--device", default="measure", help="a preset, or 'measure'"
     )
+    parser.add_argument(
+        "--length", type=int, help="the size of dims that inputs leave open"
+    )
     parser.add_argument("--png", help="where to draw time against memory")
     options, others = parser.parse_known_args(args)
     sys.path.insert(0, os.getcwd())
@@ -43,6 +46,7 @@ def main(args: list[str]) -> None:
             num_devices=options.num_devices,
             batch_size=options.batch_size,
             device=options.device,
+            length=options.length,
         )
     except (AttributeError, ImportError, TypeError, ValueError) as error:
         parser.error(str(error))

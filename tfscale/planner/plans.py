@@ -32,6 +32,7 @@ def plan(
     num_devices: int,
     batch_size: int,
     device: str | Device = "measure",
+    length: int | None = None,
 ) -> "Plans":
     """Ranks the ways to train a model on `num_devices` devices.
 
@@ -53,6 +54,9 @@ def plan(
         device: `"A100"`, `"H100"`, `"H200"`, `"TPU v5e"`, `"TPU v6e"`, a
             `tfscale.planner.Device`, or `"measure"` for figures of this
             machine, which takes seconds.
+        length: The size of each dim but the batch that inputs leave open, as
+            backbones of keras_hub do: tokens of an example, or height and
+            width of an image.
 
     Returns:
         The `Plans`, the fastest first.
@@ -60,7 +64,8 @@ def plan(
     Raises:
         TypeError: If `build_model` is not a function that returns a model, a
             number is not an integer, or `device` has another type.
-        ValueError: If a number is less than 1, the model is not built,
+        ValueError: If a number is less than 1, the model is not built, its
+            inputs leave sizes open and there is no `length`,
             `build_model` compiles it or creates a variable of a value, no
             preset has that name, nothing divides the batch, or no plan fits:
             the message then says what the smallest needs and what helps most.
@@ -79,13 +84,15 @@ def plan(
     """
     check_integer("num_devices", num_devices)
     check_integer("batch_size", batch_size)
+    if length is not None:
+        check_integer("length", length)
     if isinstance(device, str) and device == "measure":
         device = measure_device(num_devices)
     device = get_device(device)
     # Sums over model ranks in every layer need the links of one machine.
     most = device.devices_per_machine
     ranks = [n for n in divisors(num_devices) if n <= most]
-    table = trace_table(build_model, ranks)
+    table = trace_table(build_model, ranks, length)
     ranked = rank(table, num_devices, batch_size, device)
     names = [field.name for field in dataclasses.fields(Prediction)]
     plans = tuple(

@@ -20,12 +20,15 @@ from tfscale.tensor_parallel.layouts.layout_search import plan_layouts
 
 
 def trace_table(
-    build_model: Callable[[], keras.Model], ranks: Iterable[int]
+    build_model: Callable[[], keras.Model],
+    ranks: Iterable[int],
+    length: int | None = None,
 ) -> ModelTable:
     """Builds a model without values, and traces each of its layers.
 
     The table has the layers for one model rank, and for each number in `ranks`
-    of model ranks that can divide weights.
+    of model ranks that can divide weights. Sizes that inputs leave open count
+    as `length`.
     """
     if not callable(build_model) or isinstance(build_model, keras.Layer):
         raise TypeError(
@@ -38,7 +41,7 @@ def trace_table(
         # Keras would make all values at the end of this scope, or of the
         # next one in this thread. The thread ends before that.
         with keras.StatelessScope(initialize_variables=False):
-            return _Tracer(_build(build_model)).table(ranks)
+            return _Tracer(_build(build_model), length).table(ranks)
 
     return build_aside(trace)
 
@@ -59,7 +62,7 @@ def _build(build_model):
 
 
 class _Tracer:
-    def __init__(self, model):
+    def __init__(self, model, length):
         if not isinstance(model, keras.Model):
             raise TypeError(
                 "`build_model` must return a `keras.Model`. Received: "
@@ -73,12 +76,16 @@ class _Tracer:
             )
         self.model, self.notes = model, []
         try:
-            plan = make_plan(model, one_f_one_b(1, 2), "flops")
+            plan = make_plan(model, one_f_one_b(1, 2), "flops", length=length)
         except ValueError as error:
             self.notes.append(f"Planned without stages: {error}")
-            plan = make_plan(_as_one_call(model), one_f_one_b(1, 1), "flops")
+            plan = make_plan(
+                _as_one_call(model), one_f_one_b(1, 1), "flops", length=length
+            )
         self.can_be_cut = not self.notes
         self.graph = plan.graph
+        if length is None:
+            self._check_sizes()
         self.flops, self.backward, _ = plan.call_costs
         self.cut_bytes = cut_bytes(self.graph)
         # What does not double with the rows is kept once.
@@ -91,6 +98,18 @@ class _Tracer:
             max(2 * a.internal - b.internal, 0) for a, b in zip(one, two)
         ]
         self.kept_values = set().union(*(each.values for each in one))
+
+    def _check_sizes(self):
+        shapes = [self.graph.specs[v].shape for v in self.graph.inputs]
+        # Where layers take it, a length of nobody's choice stands for others.
+        if self.graph.length is None and all(None not in s[1:] for s in shapes):
+            return
+        raise ValueError(
+            "Time and memory can be predicted where all sizes but the batch "
+            f"are known. Received: {self.model.name!r}, whose inputs leave "
+            "sizes open, and length=None. Pass the number of tokens of an "
+            "example, or the height and width of an image, as `length`."
+        )
 
     def table(self, ranks: Iterable[int]) -> ModelTable:
         """The table for each number of ranks that divide weights."""

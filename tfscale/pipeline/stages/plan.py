@@ -116,17 +116,19 @@ def make_plan(
     measure=None,
     choose_schedule: bool = False,
     flops_per_byte: float = 0,
+    length: int | None = None,
 ) -> PipelinePlan:
     """Cuts a model into the stages of a schedule; see `PipelineModel`.
 
     `microbatch_size` is for estimates of memory; `measure` gives, for each call
     of a `Graph`, what `call_costs` has (balance "time"). With `choose_schedule`
     the `fastest` schedule for the costs of the stages replaces `schedule`. A
-    device does `flops_per_byte` while it sends a byte to another one.
+    device does `flops_per_byte` while it sends a byte to another one. Sizes
+    that inputs leave open count as `length`, see `trace_costs`.
     """
     graph = flatten_model(model)
     _check_layers(graph)
-    graph = trace_costs(graph)
+    graph = trace_costs(graph, length)
     num_stages = schedule.num_stages
     if num_stages > len(graph.calls):
         raise ValueError(

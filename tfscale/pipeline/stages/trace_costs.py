@@ -29,17 +29,19 @@ from tfscale.pipeline.tracing.stage_graph import TraceOptions
 UNKNOWN_LENGTH = 128
 
 
-def trace_costs(graph: Graph) -> Graph:
+def trace_costs(graph: Graph, length: int | None = None) -> Graph:
     """The graph with its sizes, and FLOPs and variables of each call.
 
     Each call is traced, equal ones once.
 
-    Unknown sizes count as `UNKNOWN_LENGTH`, or as the `sequence_length` of a
-    layer if that is less: position embeddings of keras_hub have one. They stay
-    unknown if layers refuse that length.
+    Unknown sizes count as `length`. By default as `UNKNOWN_LENGTH`, or as the
+    `sequence_length` of a layer if that is less: position embeddings of
+    keras_hub have one. They stay unknown if layers refuse that default.
     """
     if all(None not in graph.specs[v].shape[1:] for v in graph.inputs):
         return _trace_calls(graph, None)
+    if length is not None:
+        return _trace_calls(graph, length)
     limits = [
         getattr(layer, "sequence_length", None)
         for layer in attributes.flatten_layers(graph.functional)
