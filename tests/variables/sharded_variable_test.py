@@ -48,6 +48,22 @@ class ShardedVariableTest(tf.test.TestCase, parameterized.TestCase):
         for index, component in enumerate(found):
             np.testing.assert_array_equal(component, parts[index % num_ranks])
 
+    def test_scalars_and_sums_are_arrays_for_numpy(self):
+        # Their `numpy()` is a number, which NumPy refused from `__array__`.
+        _, mlp = on_mesh(2, 2)
+        with mlp.variables[0].value.distribute_strategy.scope():
+            rate = keras.optimizers.SGD(0.5).learning_rate
+            total = keras.metrics.Sum().total
+        for variable, value in ((rate, 0.5), (total, 0.0)):
+            for array in (
+                np.array(variable.value),
+                keras.ops.convert_to_numpy(variable),
+                keras.ops.convert_to_numpy(variable.value),
+                np.asarray(variable.value, "float64"),
+            ):
+                self.assertIsInstance(array, np.ndarray)
+                self.assertEqual(array, value)
+
     @parameterized.parameters((1, 2), (1, 3), (2, 2))
     def test_is_read_whole_in_the_scope_and_outside_of_it(self, data, model):
         strategy, mlp = on_mesh(data, model)

@@ -1,6 +1,5 @@
 """A variable of which every component holds a shard."""
 
-import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import symbols
@@ -132,10 +131,6 @@ class ShardedVariable(MeshVariable):
                 value, sharding.model_dim
             )
         return value
-
-    def __array__(self, dtype=None):
-        """The value, for NumPy, also outside of a strategy's scope."""
-        return np.asarray(self.numpy(), dtype)
 
     def sparse_read(self, indices, name=None):
         """Rows of the value, for `tf.gather`."""

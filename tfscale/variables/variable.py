@@ -11,6 +11,7 @@ summed already, each replica updates its own component.
 
 import functools
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import symbols
@@ -28,6 +29,14 @@ class _Common:
 
     def __int__(self):
         return int(self.numpy())
+
+    def __array__(self, dtype=None, copy=None):
+        """The value, for NumPy, also outside of a strategy's scope.
+
+        Of a scalar, `numpy()` is a number and no array.
+        """
+        del copy  # It always is one.
+        return np.array(self.numpy(), dtype)
 
     def assign(self, value, *args, **kwargs):
         """See `tf.Variable.assign`; on trial it changes nothing."""
