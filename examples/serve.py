@@ -94,12 +94,22 @@ class SavedModel:
         Raises:
             ValueError: If it does not fit the model.
         """
+        if not isinstance(body, dict):
+            raise ValueError(f"A request is a JSON object. Received: {body!r}.")
         given = body.get("inputs", body.get("instances"))
-        if given is None:
-            raise ValueError("A request has 'instances' or 'inputs'.")
+        if not isinstance(given, list | dict):
+            raise ValueError(
+                "A request has a list 'instances', or a list or an object "
+                f"'inputs'. Received: {given!r}."
+            )
+        if isinstance(given, dict) and "inputs" not in body:
+            raise ValueError(
+                f"'instances' is a list of rows. Received: {given!r}."
+            )
         if "inputs" not in body and given and isinstance(given[0], dict):
             names = set(given[0])
-            if any(set(row) != names for row in given):
+            rows = [row if isinstance(row, dict) else () for row in given]
+            if any(set(row) != names for row in rows):
                 raise ValueError("All instances have the same inputs.")
             given = {name: [row[name] for row in given] for name in names}
         if not isinstance(given, dict):

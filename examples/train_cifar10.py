@@ -8,6 +8,7 @@ needs no network. Without accelerators, virtual CPU devices of one core each
 take their place.
 """
 
+import math
 import os
 
 # Before TensorFlow is imported: it has notes on how it was built. To see them,
@@ -54,6 +55,12 @@ NUM_EPOCHS = flags.DEFINE_integer(
 )
 LEARNING_RATE = flags.DEFINE_float(
     "learning_rate", 1e-3, "Highest learning rate.", lower_bound=0.0
+)
+# A flag's bounds let a NaN pass.
+flags.register_validator(
+    "learning_rate",
+    math.isfinite,
+    message="A learning rate is a finite number.",
 )
 WIDTH = flags.DEFINE_integer(
     "width", 32, "Filters of the first layers.", lower_bound=1

@@ -16,6 +16,7 @@ optimizer begin anew in each round. For real devices an engine such as Flower
 calls the same three methods: `get_weights`, `fit`, `set_weights`.
 """
 
+import math
 import os
 import zlib
 
@@ -48,6 +49,12 @@ DROPOUT = flags.DEFINE_float(
 )
 LOCAL_LEARNING_RATE = flags.DEFINE_float(
     "local_learning_rate", 0.1, "Of the clients' SGD.", lower_bound=0.0
+)
+# A flag's bounds let a NaN pass.
+flags.register_validator(
+    "local_learning_rate",
+    math.isfinite,
+    message="A learning rate is a finite number.",
 )
 WIDTH = flags.DEFINE_integer("width", 32, "Neurons of a layer.", lower_bound=8)
 ONE_STEP = flags.DEFINE_boolean(

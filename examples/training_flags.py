@@ -1,5 +1,7 @@
 """Flags of the examples that train a language model on bytes of text."""
 
+import math
+
 from absl import flags
 
 from examples import texts
@@ -44,6 +46,12 @@ VALIDATION_STEPS = flags.DEFINE_integer(
 )
 LEARNING_RATE = flags.DEFINE_float(
     "learning_rate", 3e-3, "Learning rate, the highest.", lower_bound=0.0
+)
+# A flag's bounds let a NaN pass.
+flags.register_validator(
+    "learning_rate",
+    math.isfinite,
+    message="A learning rate is a finite number.",
 )
 NUM_REPLICAS = flags.DEFINE_integer(
     "num_replicas",

@@ -246,6 +246,14 @@ class ServeTest(absltest.TestCase):
                 served.inputs_of({"instances": [[0, wrong]]})
         with self.assertRaisesRegex(ValueError, "'pixels' takes uint8"):
             served.inputs_of({"instances": [[0, 1.5]]})
+        # These were errors of the server.
+        for body in (
+            *([1], 5, None, "text", {}, {"instances": 5}, {"inputs": "text"}),
+            *({"instances": {"pixels": [0]}}, {"inputs": {"pixels": 5}}),
+            {"instances": [{"pixels": [0, 1]}, 5]},
+        ):
+            with self.assertRaises(ValueError, msg=body):
+                served.inputs_of(body)
 
     def test_answers_are_those_of_tensorflow_serving(self):
         outputs = {"a": np.array([[1], [2]]), "b": np.array([3, 4])}
