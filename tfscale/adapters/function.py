@@ -1,6 +1,5 @@
 """Steps that are traced before a batch is there, for any number of rows."""
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable
@@ -14,10 +13,6 @@ from tfscale._internals import in_place
 from tfscale._internals import releases
 
 
-class _Traced(BaseException):
-    """Ends the call after the trace."""
-
-
 class TracedFunction(in_place.Mixin):
     """Members that are put before the class of a `tf.function`."""
 
@@ -25,11 +20,11 @@ class TracedFunction(in_place.Mixin):
     is_only_traced = False
 
     def __call__(self, *args, **kwargs):
-        """Runs the function, or only traces it and raises."""
+        """Runs the function, or only traces it and returns None."""
         if not self.is_only_traced:
             return super().__call__(*args, **kwargs)
         self.get_concrete_function(*args, **kwargs)
-        raise _Traced
+        return None
 
 
 def trace(function: Callable[[Any], Any], element_spec: Any) -> None:
@@ -49,9 +44,8 @@ def trace(function: Callable[[Any], Any], element_spec: Any) -> None:
     batch = keras.tree.map_structure(without_optional, element_spec)
     in_place.put(step, TracedFunction, is_only_traced=True)
     try:
-        with contextlib.suppress(_Traced):
-            # No iterator of tf.data, from which Keras would take a batch.
-            function(itertools.repeat(batch))
+        # No iterator of tf.data, from which Keras would take a batch.
+        function(itertools.repeat(batch))
     finally:
         step.is_only_traced = False
 
