@@ -56,14 +56,6 @@ class TracedStepsTest(tf.test.TestCase):
         ]
         self.assertEqual(numbers, sorted(set(numbers)))
 
-    def test_a_handle_says_the_name_of_its_variable(self):
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        with strategy.scope():
-            whole = tf.Variable(0.0, name="whole")
-        for variable in (whole.values[1], tf.Variable(0.0, name="whole")):
-            name = attributes.variable_name(variable.handle)
-            self.assertEqual(name, "whole")
-
     def test_a_component_leads_to_the_variable_of_its_strategy(self):
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         with strategy.scope():
