@@ -226,6 +226,18 @@ class GraphTest(tf.test.TestCase):
             attributes.abort_collectives("b is gone")
         abort.assert_called_once_with(tf.errors.ABORTED, "b is gone")
 
+    @holds("eager.context", "coordination_config_pb2")
+    @holds("context.Context", "configure_coordination_service")
+    def test_all_workers_are_waited_for_so_long(self):
+        # That TensorFlow then gives up is seen in tests/cluster.
+        context = symbols.eager_context.context()
+        with mock.patch.object(context, "_coordination_service_config", None):
+            attributes.limit_joining({"worker": 2}, "/job:worker/task:0", 1.5)
+            found = context.coordination_service
+        self.assertEqual(found.cluster_register_timeout_in_ms, 1_500)
+        (job,) = found.coordinated_job_list
+        self.assertEqual((job.name, job.num_tasks), ("worker", 2))
+
     @holds("eager.context", "context", "FunctionCallOptions")
     @holds("context.Context", "function_call_options")
     def test_functions_of_a_thread_are_run_by_its_options(self):

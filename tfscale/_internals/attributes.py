@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -91,6 +92,27 @@ def put_key_value(key: str, value: str) -> None:
     """Gives a value to all processes of a cluster; the first one counts."""
     with contextlib.suppress(tf.errors.AlreadyExistsError):
         symbols.eager_context.context().set_config_key_value(key, value)
+
+
+def limit_joining(jobs: Mapping[str, int], leader: str, seconds: float) -> None:
+    """Lets TensorFlow wait so long for all tasks of a cluster, not for ever.
+
+    It is set as `tf.distribute.MultiWorkerMirroredStrategy` would set it, which
+    leaves it then. `jobs` has the number of tasks of each job, `leader` is the
+    task that runs the service, such as `"/job:worker/replica:0/task:0"`.
+    """
+    context = symbols.eager_context.context()
+    context.configure_coordination_service(
+        service_type="standalone",
+        service_leader=leader,
+        cluster_register_timeout_in_ms=max(1, int(seconds * 1_000)),
+        coordinated_jobs=[
+            symbols.eager_context.coordination_config_pb2.CoordinatedJob(
+                name=name, num_tasks=count
+            )
+            for name, count in jobs.items()
+        ],
+    )
 
 
 def abort_collectives(message: str) -> None:

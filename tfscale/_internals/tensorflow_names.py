@@ -143,8 +143,10 @@ python.eager.record
 python.eager.context
     context: how the outermost function of a step is run
     FunctionCallOptions: without Grappler
+    coordination_config_pb2: which jobs have to be there
 python.eager.context.Context
     abort_collective_ops: nothing waits for a lost worker
+    configure_coordination_service: nor for ever for one that stands still
     get_config_key_value: what another worker has said
     set_config_key_value: what this worker says to the others
     function_call_options: where it is said

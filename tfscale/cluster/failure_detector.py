@@ -19,7 +19,6 @@ Only Python knows the exit code of a program. But a worker that ends, by
 and it does not wait for them.
 """
 
-import concurrent.futures
 import contextlib
 import logging
 import re
@@ -28,7 +27,6 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -48,7 +46,7 @@ _SECONDS_TO_END_TOO = 1.0
 # TensorFlow's connections may close before these, on a busy machine by seconds.
 _SECONDS_TO_KNOW = 5.0
 _SECONDS_BETWEEN_COUNTS = 0.2
-_SECONDS_TO_ANSWER = 3.0
+_SECONDS_TO_ANSWER = 5.0  # Python stands still while TensorFlow connects
 _HAS_ENDED = (
     "has ended while others wait for it (it exited, or they do something that "
     "needs all and that it does not, such as `evaluate`)"
@@ -132,35 +130,29 @@ class FailureDetector:
                 return found
             time.sleep(0.02)
 
-    def in_time(self, work: Callable[[], Any], timeout: float) -> Any:
-        """The result of `work`, which needs all workers and cannot be ended.
+    @contextlib.contextmanager
+    def joining(self, timeout: float) -> Iterator[None]:
+        """Within it TensorFlow connects all workers, or gives up in time.
 
         Raises:
-            ConnectionError: After `timeout` seconds; says who does not answer.
+            ConnectionError: If it gives up; says who does not answer.
         """
-        outcome = concurrent.futures.Future()
-
-        def run():
-            try:
-                outcome.set_result(work())
-            except BaseException as error:
-                outcome.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
-        with contextlib.suppress(TimeoutError):
-            return outcome.result(timeout)
-        for address in self.silent():
-            self._tell_lost(address, _DOES_NOT_ANSWER)
-        # Worker 0 asks all, and tells the others.
-        self._knows.wait(_SECONDS_TO_KNOW)
-        self.check_all_there()
-        raise ConnectionError(
-            "All workers must reach the ports of all others. Received: after "
-            f"{timeout:g} s, at {self._cluster.address}, TensorFlow still "
-            f"waits for some of {', '.join(self._cluster.addresses)}, though "
-            "all of them answer. Look for a firewall, or for a name with "
-            "several addresses."
-        )
+        try:
+            yield
+        except (tf.errors.OpError, RuntimeError) as error:
+            for address in self.silent():
+                self._tell_lost(address, _DOES_NOT_ANSWER)
+            # Worker 0 asks all, and tells the others.
+            self._knows.wait(_SECONDS_TO_KNOW)
+            self.check_all_there()
+            first_line = str(error).splitlines()[0][:200]
+            raise ConnectionError(
+                "All workers must reach the ports of all others. Received: "
+                f"within {timeout:g} s, at {self._cluster.address}, TensorFlow "
+                f"has not connected {', '.join(self._cluster.addresses)}, "
+                f"though all of them answer ({first_line}). Look for a "
+                "firewall, or for a name with several addresses."
+            ) from None
 
     def _hear(self, address, line):
         word, _, found = line.partition(" ")

@@ -10,6 +10,7 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale._version import __version__
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordination import Coordination
@@ -192,8 +193,11 @@ def _join(cluster, detector, timeout):
     )
     # TensorFlow ignores SIGTERM: workers outlived it.
     handler = signal.getsignal(signal.SIGTERM)
-    make = tf.distribute.MultiWorkerMirroredStrategy
-    strategy = detector.in_time(lambda: make(resolver), timeout)
+    jobs = {job: len(cluster.jobs[job]) for job in sorted(cluster.jobs)}
+    leader = f"/job:{next(iter(jobs))}/replica:0/task:0"  # chief, or worker 0
+    attributes.limit_joining(jobs, leader, timeout)
+    with detector.joining(timeout):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
     return strategy
