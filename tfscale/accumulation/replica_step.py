@@ -135,9 +135,9 @@ class ReplicaStep:
         data = self.batch.microbatch(index, count, more_rows)
         totals = iter(self._totals)
 
-        def next_total(_):
+        def next_total(tensor):
             found = next(totals, None)
-            if found is None:
+            if found is None or found.shape.rank != tensor.shape.rank:
                 # A StopIteration would be the end of the data to Keras.
                 raise ValueError(
                     "A step must do the same in each trace, as microbatches "

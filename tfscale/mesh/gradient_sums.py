@@ -21,13 +21,13 @@ def sum_gradients(
     A tape in a `train_step` gives gradients of the rows of a replica and, on
     model ranks, of a shard of each variable. What clips them, takes their norm
     or adds to them needs the whole: this sums them over the replicas and puts
-    shards together. `optimizer.apply` takes what is made of the result as it
-    is, on any mesh, also with `zero_stage=1`. It must be the same on all
-    replicas: made of sums, variables and constants.
+    shards together. `optimizer.apply` takes what is made of the result on any
+    mesh. It must be the same on all replicas: made of sums, variables and
+    constants.
 
     On one device it only sums the rows of lookups, so that the same step trains
-    there. All replicas have to call it, in replica context and in a
-    graph, outside of branches and loops.
+    there. All replicas have to call it, in replica context, outside of branches
+    and loops.
 
     Args:
         gradients: For each variable a tensor, `tf.IndexedSlices` or None, of
@@ -40,8 +40,8 @@ def sum_gradients(
 
     Raises:
         ValueError: If there is no sum yet, in a microbatch of
-            `GradientAccumulation`; if it is called eagerly on several devices,
-            outside of replicas, or for variables made outside of the scope.
+            `GradientAccumulation`; if it is called outside of replicas, or for
+            variables made outside of the scope.
         TypeError: If another strategy than a `MeshStrategy` has replicas.
 
     Example: clipping by hand.
