@@ -583,6 +583,37 @@ class MapTest(absltest.TestCase):
             self.assertEqual(sharded(model, ranks=1), mlp("a", "b"))
 
 
+class BuiltAsideTest(parameterized.TestCase):
+    @parameterized.parameters(True, False)
+    def test_values_are_made_only_if_the_function_needs_them(self, reads):
+        # A model for many devices may not fit into the host's memory.
+        models = []
+
+        def build_model():
+            model = keras.Sequential(
+                [
+                    keras.Input((8,)),
+                    layers.Dense(16, activation="relu", name="up"),
+                    layers.Dropout(0.1),
+                    layers.Dense(8, name="down"),
+                ],
+                name="mlp",
+            )
+            models.append(model)
+            if reads:
+                model.scale = keras.Variable(np.ones(3), trainable=False)
+            return model
+
+        mesh = tfscale.device_mesh(model=2)
+        found = auto_layout_map(build_model, mesh)
+        self.assertEqual(
+            list(found),
+            ["^mlp/up/kernel$", "^mlp/up/bias$", "^mlp/down/kernel$"],
+        )
+        for variable in models[-1].variables:
+            self.assertEqual(variable._value is not None, reads)
+
+
 class ErrorsTest(absltest.TestCase):
     def test_not_a_model(self):
         with self.assertRaisesRegex(TypeError, "must be a `keras.Model`.*<Den"):

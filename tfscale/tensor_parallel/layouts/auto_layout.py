@@ -101,7 +101,7 @@ def auto_layout_map(
     ...     model = build_model()
     """
     if callable(model) and not isinstance(model, keras.Layer):
-        model = build_aside(model)
+        model = _build_without_values(model)
     size = _check(model, mesh)
     plan = LayoutPlan(size)
     plan_layouts(model, plan)
@@ -148,6 +148,22 @@ def _check(model, mesh):
             "batch, or `model.build(input_shape)`."
         )
     return mesh.shape[mesh.axis_names.index(AXIS)]
+
+
+def _build_without_values(build):
+    """A model whose variables have no values, if it can be built so.
+
+    The values of a large model might not fit into the host's memory.
+    """
+
+    def run():
+        with keras.StatelessScope(initialize_variables=False):
+            return build()
+
+    try:
+        return build_aside(run)
+    except Exception:  # A function that loads weights, say, needs values.
+        return build_aside(build)
 
 
 def build_aside(build: Callable[[], keras.Model]) -> keras.Model:
