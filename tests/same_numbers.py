@@ -19,10 +19,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfscale
 from tfscale.adapters.function import for_any_rows
+from tfscale.adapters.row_optimizer import adapt_dense_optimizer
+from tfscale.comparison.training import reset
 from tfscale.pipeline import PipelineModel
 
 RTOL = 1e-5
@@ -257,15 +258,6 @@ def assert_equal(test, expected: Outcome, actual: Outcome):
         np.testing.assert_array_equal(found, value, path)
 
 
-def reset():
-    """Same names, seeds and initial weights for both sides."""
-    # Not in the scope of a strategy, which it would end.
-    # A collection of garbage takes a second once there are hundreds of traced
-    # functions; Python's own is enough.
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
-
-
 def _train(model, inner, optimizer, job, is_one_device=False):
     initial = _values(inner.variables)
     model.compile(optimizer=optimizer, loss=job.loss(), **job.compile())
@@ -293,11 +285,5 @@ def _values(variables):
 
 def with_dense_gradients(optimizer):
     """The optimizer as it would be, did Keras add up the rows of a lookup."""
-
-    def apply(grads, trainable_variables=None):
-        dense = [g if g is None else tf.convert_to_tensor(g) for g in grads]
-        return kind.apply(optimizer, dense, trainable_variables)
-
-    kind = type(optimizer)
-    optimizer.apply = apply
+    adapt_dense_optimizer(optimizer)
     return optimizer

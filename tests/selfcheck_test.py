@@ -3,6 +3,7 @@ import io
 import json
 from unittest import mock
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,6 +28,49 @@ def _main(cases, *args, num_devices=4):
         contextlib.redirect_stderr(io.StringIO()),
     ):
         return selfcheck.main(list(args)), out.getvalue()
+
+
+def build_model(norm=False):
+    x = keras.Input((8,))
+    h = keras.layers.Dense(8, "tanh")(x)
+    if norm:
+        h = keras.layers.BatchNormalization(name="norm")(h)
+    model = keras.Model(x, keras.layers.Dense(2)(h))
+    model.compile("sgd", "mse")
+    return model
+
+
+def build_differing():
+    return build_model(norm=True)
+
+
+def dataset():
+    x = np.random.RandomState(0).rand(24, 8).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(8)
+
+
+class ModelTest(parameterized.TestCase):
+    @parameterized.parameters(("build_model", 0), ("build_differing", 1))
+    def test_a_users_model_is_compared(self, name, expected):
+        code, out = _main(
+            lambda _: [("data", {"mesh": {"data": 2}})],
+            f"--model={__name__}:{name}",
+            f"--data={__name__}:dataset",
+        )
+        self.assertEqual(code, expected, out)
+        self.assertRegex(out, "data .* differs" if code else "data .* works")
+        self.assertEqual("norm" in out, bool(code))
+
+    def test_both_must_be_given(self):
+        for argument in ("--model=a:b", "--data=a:b"):
+            with (
+                contextlib.redirect_stderr(io.StringIO()) as err,
+                self.assertRaises(SystemExit),
+            ):
+                selfcheck.main([argument])
+            self.assertIn("together", err.getvalue())
+        with self.assertRaisesRegex(ValueError, "module:name.*'a'"):
+            selfcheck.found_in("a")
 
 
 class CasesTest(parameterized.TestCase):

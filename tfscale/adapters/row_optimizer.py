@@ -55,15 +55,18 @@ class DenseGradients(in_place.Mixin):
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`."""
         dense = [g if g is None else tf.convert_to_tensor(g) for g in grads]
-        variables = trainable_variables
+        if self.largest:
+            self._note_largest(dense, trainable_variables)
+        return super().apply(dense, trainable_variables)
+
+    def _note_largest(self, gradients, variables):
         if variables is None:
             variables = attributes.optimized_variables(self)
-        for gradient, variable in zip(dense, variables):
+        for gradient, variable in zip(gradients, variables):
             seen = self.largest.get(id(variable))
             if seen is not None and gradient is not None:
                 now = tf.reduce_max(tf.abs(tf.cast(gradient, seen.dtype)))
                 seen.assign(tf.maximum(seen, now))
-        return super().apply(dense, trainable_variables)
 
 
 def adapt_dense_optimizer(
