@@ -99,8 +99,9 @@ class NotedMoments:
 
     def __init__(self):
         self._context = tf.distribute.get_replica_context()
-        # In a step of a model it reads as 1.
-        self.num_replicas = self._context.num_replicas_in_sync
+        # In a step of a model it reads as 1. Stages that are measured are in
+        # no replica.
+        self.num_replicas = getattr(self._context, "num_replicas_in_sync", 1)
         self._averages = {}
         self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
         self.graph = tf.compat.v1.get_default_graph()

@@ -222,11 +222,9 @@ class PipelineTrainer(WrappedModel):
         self._follow_variables()
         with self._compiled_here():
             super().make_train_function(force)
-        if self._plan.schedule.has_updates and not getattr(
-            self.train_function, "is_outermost", False
-        ):
-            self.train_function = window.in_windows(
-                self.train_function, self.steps_per_execution
+        if self._plan.schedule.has_updates:
+            drawing: Callable = functools.partial(
+                window.in_windows, size=self.steps_per_execution
             )
         else:
             drawing = for_any_rows
@@ -238,7 +236,7 @@ class PipelineTrainer(WrappedModel):
         self._follow_variables()
         with self._compiled_here():
             super().make_test_function(force)
-        self.test_function = self._outermost(self.test_function)
+        self.test_function = self._outermost(self.test_function, for_any_rows)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
