@@ -52,7 +52,6 @@ _FIRST = (
     "tests/pipeline/fit_test.py",
     "tests/cluster/lost_worker_test.py",
     "tests/examples/train_gpt_test.py",
-    "tests/step/checks/metric_trial_test.py",
     "tests/cluster/reception_test.py",
     "tests/examples/finetune_causal_lm_test.py",
     "tests/mesh/models/loading_test.py",
