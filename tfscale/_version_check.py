@@ -11,7 +11,7 @@ import warnings
 
 # First and last minor release that tfscale runs on; of others users are warned.
 # The whole test suite has passed with the first ones. The last ones were not
-# released yet: what `.ci/nightly` runs has passed with keras-nightly
+# released yet: the tests of private names have passed with keras-nightly
 # 3.16.0.dev2026102704 and tf-nightly 2.23.0.dev20261026.
 TESTED = {
     "keras": ("3.15", "3.16"),
