@@ -17,8 +17,8 @@ on a dataset, or a function that returns one.
 import argparse
 import dataclasses
 import functools
-import importlib
 import json
+import pkgutil
 import sys
 import time
 from collections.abc import Callable
@@ -195,13 +195,12 @@ def check_model(name: str, run: Callable[[], Any]) -> Result:
 
 def found_in(reference: str) -> Any:
     """The object of `module:name`."""
-    module, _, name = reference.partition(":")
-    if not name:
+    if not reference.partition(":")[2]:
         raise ValueError(
             "`--model` and `--data` must be of the form module:name. Received: "
             f"{reference!r}."
         )
-    return getattr(importlib.import_module(module), name)
+    return pkgutil.resolve_name(reference)
 
 
 def reduce_by_nccl() -> list[np.ndarray]:

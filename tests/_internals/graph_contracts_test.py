@@ -253,6 +253,14 @@ class GraphTest(tf.test.TestCase):
             self.assertAllEqual(tf.function(lambda x: x + 1)(1), 2)
         self.assertIs(context.function_call_options, before)
 
+    @holds("polymorphic_function.attributes", "NO_INLINE")
+    def test_a_function_that_is_not_inlined_is_called(self):
+        function = tf.function(
+            lambda x: x + 1, experimental_attributes=attributes.NOT_INLINED
+        )
+        definition = function.get_concrete_function(1).function_def
+        self.assertTrue(definition.attr[symbols.NO_INLINE].b)
+
     @holds("ops.Operation", "_set_attr")
     def test_an_operation_is_kept_outside_of_clusters(self):
         @tf.function

@@ -24,6 +24,8 @@ OUTPUT_SHAPES = "_output_shapes"
 COLOCATED_WITH = "_class"
 # A loop or branch that its executor runs as a part of the graph around it.
 LOWERED = "_lower_using_switch_merge"
+# A function that is called, and not copied into the one that calls it.
+NOT_INLINED = {symbols.NO_INLINE: True}
 
 _STATELESS_SCOPE = "stateless_scope"
 _OLD_FORMAT = "use_legacy_config"

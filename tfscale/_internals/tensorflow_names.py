@@ -128,6 +128,8 @@ python.framework.ops.Operation.colocation_groups
     _class: left out where the others of a group are elsewhere
 python.ops.control_flow_util_v2.maybe_set_lowering_attr
     _lower_using_switch_merge: loops stay loops until they are run
+python.eager.polymorphic_function.attributes
+    NO_INLINE: a rare branch costs no operations where it is not taken
 python.eager.polymorphic_function.polymorphic_function.Function.__init__
     _jit_compile: whether a function is to be compiled by XLA
 python.eager.polymorphic_function.polymorphic_function.Function

@@ -200,12 +200,10 @@ class ReplicaStep:
                 squares, gradients, variables, *tf.unstack(shares)
             )
         optimizer = self._model.optimizer
-        # They count by their rows already.
-        with step_context.within(batch_shard=None):
-            if self._are_paired:
-                optimizer.apply_gradients(zip(gradients, self._variables))
-            else:
-                optimizer.apply(gradients, self._variables)
+        if self._are_paired:
+            optimizer.apply_gradients(zip(gradients, self._variables))
+        else:
+            optimizer.apply(gradients, self._variables)
         logs = list(sums)
         if self._replicas > 1:
             # Keras takes the mean over replicas.

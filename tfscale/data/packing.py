@@ -23,7 +23,7 @@ class Packing:
     >>> packing = Packing({"a": scalar, "b": scalar})
     >>> packing.specs
     [TensorSpec(shape=(2,), dtype=tf.float32, name=None)]
-    >>> packing.unpack(tf.unstack(tf.constant([[1.0, 2.0]])))["b"].numpy()
+    >>> float(packing.unpack(tf.unstack(tf.constant([[1.0, 2.0]])))["b"])
     2.0
     """
 

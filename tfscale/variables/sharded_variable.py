@@ -132,6 +132,9 @@ class ShardedVariable(MeshVariable):
             )
         return value
 
+    def _array(self):
+        return self.numpy()
+
     def sparse_read(self, indices, name=None):
         """Rows of the value, for `tf.gather`."""
         return tf.gather(tf.convert_to_tensor(self), indices, name=name)

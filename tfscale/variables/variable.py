@@ -36,7 +36,10 @@ class _Common:
         Of a scalar, `numpy()` is a number and no array.
         """
         del copy  # It always is one.
-        return np.array(self.numpy(), dtype)
+        return np.array(self._array(), dtype)
+
+    def _array(self):
+        return self.numpy()
 
     def assign(self, value, *args, **kwargs):
         """See `tf.Variable.assign`; on trial it changes nothing."""
@@ -96,6 +99,10 @@ class MeshVariable(_Common, symbols.MirroredVariable):
         """Whether an optimizer's slots of it are on the host."""
         states = self.distribute_strategy.extended.optimizer_states
         return states.are_on_host
+
+    def _array(self):
+        # In the scope of another strategy too, where `numpy` is refused.
+        return self._primary.numpy()
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale.data import single_device
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
@@ -171,7 +172,7 @@ def decode_image(contents: tf.Tensor, num_channels: int) -> tf.Tensor:
 
 
 # Inlined, its operations would cost every JPEG file 0.1 ms.
-@tf.function(autograph=False, experimental_attributes={"_noinline": True})
+@tf.function(autograph=False, experimental_attributes=attributes.NOT_INLINED)
 def _converted(contents, num_channels):
     """An image, decoded in its own channels."""
     image = tf.io.decode_image(contents, expand_animations=False)

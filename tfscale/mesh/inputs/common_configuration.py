@@ -19,6 +19,7 @@ import numpy as np
 
 from tfscale._internals import attributes
 from tfscale._internals import fitting
+from tfscale._internals import instances
 from tfscale.adapters.epochs import run_within
 from tfscale.collectives.workers import Workers
 
@@ -135,7 +136,7 @@ def described(value: Any, names: dict[str, str] | None = None) -> str:
     if isinstance(value, keras.callbacks.Callback):
         settings = {
             name: one
-            for name, one in vars(value).items()
+            for name, one in instances.attributes_of(value).items()
             if isinstance(one, (bool, int, float, str))
             and not name.startswith("_")
             and name != "verbose"

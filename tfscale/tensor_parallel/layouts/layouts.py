@@ -194,10 +194,12 @@ class Layouts:
     def check_all_matched(self, variables: Iterable) -> None:
         """Raises if a pattern has no match, or nothing is sharded at all."""
         unmatched = self.unmatched()
-        if not unmatched:
-            self._check_divides_something()
-            return
         paths = [getattr(v, "path", v) for v in variables]
+        if not unmatched:
+            # Without variables there is nothing to train.
+            if paths:
+                self._check_divides_something()
+            return
         told, others = unmatched[:_MAX_TOLD], unmatched[_MAX_TOLD:]
         lines = [f"  {p!r}{_hint(p, paths)}" for p in told]
         if others:
