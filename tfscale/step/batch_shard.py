@@ -138,8 +138,12 @@ class BatchShard:
     def loss_of(self, compute_loss, args, kwargs) -> tf.Tensor | None:
         """The result of a model's `compute_loss`; in replica context."""
         loss = compute_loss(*args, **kwargs)
-        if loss is None or loss.shape.rank == 0:
-            return loss
+        if loss is None:
+            return None
+        if loss.shape.rank == 0:
+            # Without rows a mean is NaN.
+            has_rows = tf.cast(losses.counts(self.rows), loss.dtype)
+            return tf.math.multiply_no_nan(loss, has_rows)
         # A vector is logged as a mean, and minimised as a sum.
         factor = tf.math.divide_no_nan(self.counts(self.rows), self.share)
         return weighed(loss, tf.cast(factor, loss.dtype))
