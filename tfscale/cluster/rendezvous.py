@@ -365,7 +365,7 @@ class Rendezvous:
             self.tell_one(address, words)
 
     def tell_one(self, address: str, words: str) -> None:
-        """Sends a line to one of them likewise."""
+        """Sends a line to one of them, in the same way."""
         with contextlib.suppress(OSError, KeyError):
             self.connections[address].sendall(f"{words}\n".encode())
 
