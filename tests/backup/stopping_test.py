@@ -1,4 +1,4 @@
-"""One signal is noted, a second one ends the process at once."""
+"""One signal is noted, a second one is for the handlers of before."""
 
 import os
 import select
@@ -32,8 +32,29 @@ class StoppingTest(absltest.TestCase):
 
         status, said = forked_processes.output_of(work)
         self.assertEqual(said, f"noted {int(signal.SIGTERM)}\n")
-        code = os.waitstatus_to_exitcode(status)
-        self.assertEqual(code, 128 + signal.SIGTERM)
+        self.assertEqual(os.waitstatus_to_exitcode(status), -signal.SIGTERM)
+
+    def test_the_second_one_is_for_the_handler_of_before(self):
+        # It ended the process by `os._exit`: no `finally`, no `atexit`.
+        def work():
+            both = (signal.SIGTERM, signal.SIGINT)
+            signal.signal(signal.SIGTERM, lambda *_: say("theirs"))
+            for number in both:
+                signals = StopSignals(both, lambda: False)
+                signals.watch()
+                os.kill(os.getpid(), number)
+                say(f"noted {signals.received}")
+                try:
+                    os.kill(os.getpid(), number)
+                except KeyboardInterrupt:
+                    say("interrupted")
+
+        status, said = forked_processes.output_of(work)
+        numbers = int(signal.SIGTERM), int(signal.SIGINT)
+        self.assertEqual(
+            (status, said),
+            (0, "noted {}\ntheirs\nnoted {}\ninterrupted\n".format(*numbers)),
+        )
 
     def test_handlers_are_put_back_and_get_what_comes_after_the_run(self):
         def work():

@@ -41,9 +41,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     of its own.
 
     On a signal, SIGTERM unless told otherwise, the run is saved at the next
-    step and the process ends; a second signal ends it at once. After the last
-    step it ends when `fit` does, and the backups are kept. Forked processes
-    have the earlier handlers.
+    step and the process ends. After the last step it ends when `fit` does, and
+    the backups are kept. A second signal is for the earlier handlers, and ends
+    the process at once if there are none. So is each signal to a forked child.
 
     Workers save and stop together, at the same step: each writes the values
     that only it has, worker 0 the rest. They need one folder that all of them

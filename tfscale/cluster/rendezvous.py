@@ -35,7 +35,6 @@ import functools
 import json
 import logging
 import math
-import os
 import secrets
 import socket
 import threading
@@ -46,6 +45,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 
+from tfscale import forks
 from tfscale.cluster import ports
 from tfscale.cluster import reception
 from tfscale.cluster.cluster import Cluster
@@ -347,7 +347,8 @@ class Rendezvous:
         self._calls = {address: {} for address in self._calls}
 
     def _keep_alive(self, connection):
-        _not_in_children(connection)
+        # A child would keep it open after the end of this process.
+        forks.in_children(connection.close)
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
@@ -500,23 +501,3 @@ def read_until_closed(
     except OSError as error:
         return isinstance(error, ConnectionError)
     return True
-
-
-@functools.cache
-def _kept_from_children() -> list[socket.socket]:
-    """Connections that a forked child would keep open after its parent's end.
-
-    Python cannot undo this; it is done once a process is in a cluster.
-    """
-    kept: list[socket.socket] = []
-
-    def close():
-        for connection in kept:
-            connection.close()
-
-    os.register_at_fork(after_in_child=close)
-    return kept
-
-
-def _not_in_children(connection):
-    _kept_from_children().append(connection)

@@ -1,10 +1,12 @@
 """Backups are written beside the training, and completed."""
 
 import functools
+import signal
 import threading
 
 from absl.testing import absltest
 
+from tests import forked_processes
 from tests import forked_python
 from tests.source_files import REPOSITORY
 from tfscale.backup.files.writer import Writer
@@ -46,6 +48,18 @@ class WriterTest(absltest.TestCase):
         writer.start(fail)
         writer.join()  # whatever became of it
         writer.wait()
+
+    def test_a_forked_child_has_a_thread_of_its_own(self):
+        # That of its parent does not run there: a save waited for ever.
+        def work():
+            signal.alarm(20)
+            writer = Writer()
+            writer.start(lambda: None)
+            writer.wait()
+
+        Writer().start(lambda: None)
+        status, said = forked_processes.output_of(work)
+        self.assertEqual((status, said), (0, ""))
 
     def test_a_program_that_is_over_waits_until_it_is_written(self):
         text = (

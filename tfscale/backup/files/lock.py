@@ -10,6 +10,8 @@ import fcntl
 import os
 import weakref
 
+from tfscale import forks
+
 _NAME = "LOCK"
 # The open files of the locks that this process holds, by path.
 _held: dict[str, int] = {}
@@ -47,6 +49,7 @@ class FolderLock:
             is_locked = _is_at(file, self._path)
             if not is_locked:  # the earlier job has just removed it
                 os.close(file)
+        forks.in_children(_give_up)
         self._file = _held[self._path] = file
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
@@ -89,6 +92,3 @@ def _release(path, file):
 def _give_up():
     while _held:
         os.close(_held.popitem()[1])
-
-
-os.register_at_fork(after_in_child=_give_up)

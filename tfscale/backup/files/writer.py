@@ -6,11 +6,17 @@ to each new thread. Python ends after the thread's jobs.
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable
 
-_thread = concurrent.futures.ThreadPoolExecutor(1, "backup")
+
+@functools.cache
+def _thread(process: int) -> concurrent.futures.ThreadPoolExecutor:
+    """The thread of a process; a forked child needs one for itself."""
+    del process
+    return concurrent.futures.ThreadPoolExecutor(1, "backup")
 
 
 class Writer:
@@ -34,7 +40,7 @@ class Writer:
             self._is_waited_for.wait(delay)
             job()
 
-        self._job = _thread.submit(delayed)
+        self._job = _thread(os.getpid()).submit(delayed)
 
     def check(self) -> None:
         """Raises the error of a job that has ended, once."""
@@ -52,12 +58,3 @@ class Writer:
         job, self._job = self._job, None
         if job is not None:
             job.result()
-
-
-def _forget():
-    """Gives a forked child its own thread."""
-    global _thread
-    _thread = concurrent.futures.ThreadPoolExecutor(1, "backup")
-
-
-os.register_at_fork(after_in_child=_forget)
