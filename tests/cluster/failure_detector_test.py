@@ -5,6 +5,7 @@ import io
 import socket
 import sys
 import threading
+import time
 from unittest import mock
 
 import tensorflow as tf
@@ -58,6 +59,36 @@ class FailureDetectorTest(parameterized.TestCase):
             shared.get_key_value.return_value = None
             waiting.check_same("dataset", "64 rows")
         first.leave()
+
+    @parameterized.parameters((7, False), (8, True), (9, True))
+    def test_one_that_is_in_another_exchange_is_named(self, count, is_named):
+        # Where `evaluate` was called by one only, both waited for ever.
+        first, second = two()
+        first.num_collectives = lambda: 8  # the last one is that check
+        second.num_collectives = lambda: count
+        waiting = coordination.Coordination(
+            *(2, 0, first.check_all_there),
+            lambda worker: first.is_awaited_by(second._cluster.address),
+        )
+        end = time.monotonic() + 2.0
+
+        def value(key, milliseconds):
+            time.sleep(0.01)
+            if time.monotonic() < end:
+                return None
+            return shared.put_key_value.call_args[0][1]
+
+        with mock.patch.object(coordination, "attributes") as shared:
+            shared.get_key_value.side_effect = value
+            if is_named:
+                with self.assertRaisesRegex(
+                    ValueError, "call of `evaluate` in worker 0, a step"
+                ):
+                    waiting.check_same("call of `evaluate`", "begins")
+            else:
+                waiting.check_same("call of `evaluate`", "begins")
+        first.leave()
+        second.leave()
 
     @parameterized.parameters(0, 8)
     def test_exchanges_with_one_that_is_lost_are_aborted(self, count):

@@ -7,14 +7,17 @@ import subprocess
 import tempfile
 import threading
 import time
+from unittest import mock
 
 import keras
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests import forked_cluster
 from tests import forked_python
 from tests.source_files import REPOSITORY
 
+DIFFERING = "tests.cluster.differing_worker"
 PROGRAM = "tests.cluster.lost_worker"
 EXITING = "tests.cluster.exiting_worker"
 # What TensorFlow said of it, in some 60 lines. Its log, in C++, has a line or
@@ -42,7 +45,7 @@ def logs_without_launcher(program, num_workers):
     return codes, logs
 
 
-class LostWorkerTest(absltest.TestCase):
+class LostWorkerTest(parameterized.TestCase):
     def test_the_launcher_names_it_and_ends_the_others(self):
         folder = self.create_tempdir().full_path
         process = subprocess.Popen(
@@ -117,6 +120,26 @@ class LostWorkerTest(absltest.TestCase):
                 f"({keras.__version__}|3.9.9) at localhost[^,]*, "
                 f"({keras.__version__}|3.9.9) at localhost",
             )
+
+    @parameterized.parameters(
+        ("evaluates", 0, 2, "Received: call of `evaluate` in worker 0, a step"),
+        ("predicts", 2, 3, "Received: call of `predict` in worker 2, a step"),
+        ("trains", 0, 2, "tensors of workers that do not belong together"),
+        ("makes variables", 1, 2, "same things.*Received: variable.* a step"),
+    )
+    def test_what_one_does_by_itself_is_named(self, what, who, count, expected):
+        # In a callback of one worker it waited for ever, as did the others.
+        with mock.patch.dict(os.environ, WHAT=what, WHO=str(who)):
+            codes, logs = logs_without_launcher(DIFFERING, count)
+        ended_at = time.time()
+        self.assertEqual(set(codes.values()), {1}, str(logs))
+        self.assertLess(ended_at - killed_at(logs[f"worker{who}"]), 30.0)
+        last = {name: log.splitlines()[-1] for name, log in logs.items()}
+        # Who notices it first says so; the others, that this one has ended.
+        self.assertRegex("\n".join(last.values()), expected)
+        for name, line in last.items():
+            with self.subTest(name):
+                self.assertRegex(line, f"{expected}|worker . at .* is gone")
 
 
 if __name__ == "__main__":

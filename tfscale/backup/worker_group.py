@@ -36,7 +36,8 @@ class WorkerGroup(Coordination):
                 self._workers.count,
                 self._workers.index,
                 self._workers.check_all_there,
-                f"backup/{next(_fits)}",  # the same program runs in all
+                # The same program runs in all.
+                scope=f"backup/{next(_fits)}",
             )
         self._steps = 0  # since the last agreement
         self._interval = 1

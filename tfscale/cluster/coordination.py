@@ -10,6 +10,7 @@ A worker waits for a value as long as all workers are alive.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -37,8 +38,10 @@ class Coordination:
     index: int = 0
     # Raises a `ConnectionError` if a worker is lost.
     check_all_there: Callable[[], None] = lambda: None
+    # Whether a worker has begun to wait for all as often as this one.
+    is_awaited_by: Callable[[int], bool] = lambda worker: False
     scope: str = "workers"  # prefix of its keys
-    num_checks = 0  # of `check_same` that have begun
+    num_checks = 0  # of `check_same` whose fact has been given
     _is_over = False
 
     def give(self, name: str, value: Any) -> None:
@@ -56,10 +59,12 @@ class Coordination:
     ) -> Any:
         """The value of another worker; a long wait is logged with a `subject`.
 
-        It is a `TimeoutError` if waiting was given up.
+        It is a `TimeoutError` if waiting was given up, and it is not there.
         """
         start = time.monotonic()
-        while not (self._is_over or gives_up()):
+        is_given_up = False
+        while not (self._is_over or is_given_up):
+            is_given_up = gives_up()
             try:
                 key = self._key(name, index)
                 found = attributes.get_key_value(key, _MILLISECONDS)
@@ -117,13 +122,21 @@ class Coordination:
         unrelated tensors. Of several facts, by name, the first one that differs
         is named; they are sent only if one does.
         """
-        self.num_checks += 1
-        name = f"check {self.num_checks}"
+        name = f"check {self.num_checks + 1}"
         facts = {subject: fact} if isinstance(fact, str) else dict(fact)
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self.give(name, [subject, digest])
+        self.num_checks += 1
         for other in range(1, self.count) if self.index == 0 else [0]:
-            other_subject, other_digest = self.take(name, other, subject)
+            waits = functools.partial(self.is_awaited_by, other)
+            try:
+                found = self.take(name, other, subject, waits)
+            except TimeoutError:
+                if self._is_over:
+                    raise
+                # It has begun something else that needs this worker.
+                found = ["a step that needs all workers", ""]
+            other_subject, other_digest = found
             if other_subject != subject:
                 raise ValueError(
                     "All workers must do the same things in the same order. "

@@ -92,7 +92,8 @@ class FailureDetector:
         self._lock = threading.Lock()
         self._lost: list[tuple[str, str]] = []
         self._knows = threading.Event()
-        self._answered: dict[str, float] = {}
+        # When others have answered, and how many collectives they had begun.
+        self._answered: dict[str, tuple[float, int]] = {}
         self._have_ended: set[str] = set()
         rendezvous.listen(self._note_end, self._hear)
 
@@ -124,11 +125,22 @@ class FailureDetector:
             found = [
                 address
                 for address in self._rendezvous.connections
-                if self._answered.get(address, 0.0) < asked
+                if self._answered.get(address, (0.0, 0))[0] < asked
             ]
             if not found or time.monotonic() > asked + _SECONDS_TO_ANSWER:
                 return found
             time.sleep(0.02)
+
+    def is_awaited_by(self, address: str) -> bool:
+        """Whether a worker has begun as many exchanges as this one.
+
+        If it has not begun the last one of this worker, it has begun another
+        one, and waits for this worker. It is asked each time; its answer counts
+        in later calls.
+        """
+        self._rendezvous.tell_one(address, "ask")
+        _, begun = self._answered.get(address, (0.0, -1))
+        return begun >= self.num_collectives()
 
     @contextlib.contextmanager
     def joining(self, timeout: float) -> Iterator[None]:
@@ -157,9 +169,10 @@ class FailureDetector:
     def _hear(self, address, line):
         word, _, found = line.partition(" ")
         if word == "ask":
-            self._rendezvous.tell_one(address, "here")
+            here = f"here {self.num_collectives()}"
+            self._rendezvous.tell_one(address, here)
         elif word == "here":
-            self._answered[address] = time.monotonic()
+            self._answered[address] = time.monotonic(), int(found)
         elif word == "lost":
             self._note(found)
         elif word == "bye":

@@ -117,11 +117,13 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
     else:
         detector = FailureDetector(cluster, rendezvous)
         # A chief is the first worker.
-        num_chiefs = len(cluster.jobs.get("chief", ()))
+        jobs = cluster.jobs
+        workers = [*jobs.get("chief", ()), *jobs.get("worker", ())]
         coordination = Coordination(
-            len(cluster.addresses),
-            cluster.index + (cluster.job == "worker") * num_chiefs,
+            len(workers),
+            workers.index(cluster.address),
             detector.check_all_there,
+            lambda worker: detector.is_awaited_by(workers[worker]),
         )
         strategy = _join(cluster, detector, timeout)
         _joined = Joined(cluster, strategy, detector, coordination)

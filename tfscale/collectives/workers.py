@@ -127,8 +127,9 @@ class _Participant:
         self._host = host
 
     def num_begun(self) -> int:
-        """How many collectives it has begun; in any thread."""
-        return int(self._count)
+        """How many collectives it has begun; in any thread or graph."""
+        with tf.init_scope():
+            return int(self._count)
 
     def all_reduce(self, tensor):
         return tf.raw_ops.CollectiveReduceV2(
