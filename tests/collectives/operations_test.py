@@ -142,7 +142,7 @@ OF_ONE_DEVICE = {
     "backup/state/variables.py": "values in a backup",
     "mesh/update/clipping.py": "squares of gradients",
     "mesh/gradient_noise.py": "squares of gradients",
-    "pipeline/running/batch_loss.py": "terms of losses",
+    "pipeline/running/batch.py": "terms of losses",
     "pipeline/running/step.py": "gradients of a variable that stages share",
     "pipeline/tracing/stage_graph.py": "terms of losses",
 }

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.adapters.model import StagedModel
 
 
 def check_rows(element_spec: Any, num_microbatches: int) -> None:
@@ -54,8 +55,7 @@ def check_updates(
 
 def check(model: keras.Model) -> None:
     """Raises a TypeError or ValueError if steps cannot run in microbatches."""
-    # Its class is in a higher layer.
-    if hasattr(model, "pipeline_summary"):
+    if isinstance(model, StagedModel):
         raise ValueError(
             "A `PipelineModel` accumulates by itself. Received: "
             f"GradientAccumulation for the pipeline {model.name!r}. Remove the "

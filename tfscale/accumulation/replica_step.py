@@ -53,7 +53,7 @@ class ReplicaStep:
         num_microbatches: int | None,
         noise: GradientNoise | None,
     ):
-        self._replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self._replicas = step_context.num_replicas()
         # Several replicas have different, unknown numbers of rows.
         is_compiled = model.jit_compile and self._replicas == 1
         self.batch = Microbatches(data, num_microbatches, is_compiled)
@@ -240,7 +240,6 @@ class ReplicaStep:
             batch_shard=batch_shard,
             moments=noted,
             gradient_capture=capture,
-            is_one_replica=True,
         ):
             logs = self._train_step(data)
         return logs, capture, noted

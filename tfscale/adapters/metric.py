@@ -7,6 +7,7 @@ from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import layers
 from tfscale._internals import symbols
+from tfscale.adapters.model import runs_microbatches
 from tfscale.context import step_context
 
 
@@ -105,7 +106,7 @@ def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
     for metric in model.metrics:
         in_place.put(metric, MeshMetric)
     metrics = model.metrics
-    if are_on_replicas and getattr(model, "runs_microbatches", False):
+    if are_on_replicas and runs_microbatches(model):
         # A pipeline gives its trackers the weights of losses.
         trackers = attributes.loss_trackers(model)
         metrics = [x for x in metrics if all(x is not y for y in trackers)]

@@ -20,8 +20,12 @@ class CountedMirrored(in_place.Mixin):
 
     @property
     def _num_replicas_in_sync(self):
-        if step_context.current().is_one_replica:
-            return 1
+        one = step_context.current().sees_one_device
+        return 1 if one else self.num_all_replicas
+
+    @property
+    def num_all_replicas(self):
+        """Number of replicas, also in a step of a model."""
         return super()._num_replicas_in_sync
 
 

@@ -40,24 +40,33 @@ class MeshModel(MeshLayer):
         super().save_weights(filepath, *args, **kwargs)
 
 
+class StagedModel(keras.Model):
+    """A pipeline, whose class is in a higher layer; its steps are its own."""
+
+
 class AccumulatedModel(MeshModel):
     """A model whose steps run in microbatches."""
 
     # The last `Accumulation` of the model.
     tfscale_accumulation: Any = None
 
-    @property
-    def runs_microbatches(self):
-        """Whether a step weighs each of its microbatches by its rows."""
-        accumulation = self.tfscale_accumulation
-        return accumulation is not None and accumulation.is_running
-
     def train_step(self, data):
         """See `keras.Model.train_step`; in replica context."""
-        if not self.runs_microbatches:
+        if not is_accumulated(self):
             return super().train_step(data)
         train_step = super().train_step
         return self.tfscale_accumulation.train_step(self, train_step, data)
+
+
+def runs_microbatches(model: keras.Model) -> bool:
+    """Whether a step weighs each of its microbatches by its rows."""
+    return isinstance(model, StagedModel) or is_accumulated(model)
+
+
+def is_accumulated(model: keras.Model) -> bool:
+    """Whether a `GradientAccumulation` runs the step."""
+    accumulation = getattr(model, "tfscale_accumulation", None)
+    return accumulation is not None and accumulation.is_running
 
 
 def _check_writes(model, filepath):

@@ -28,7 +28,6 @@ class Step:
         gradient_capture: The `GradientCapture` of a microbatch, or None.
         update: The current `Update`, or None: of an optimizer that applies
             summed gradients, or of weights that are loaded on trial.
-        is_one_replica: Whether Keras is to see one replica.
         summed: Ids of variables whose gradients `sum_gradients` has summed, in
             a function that is no step of a model.
         ranks: How layers use variables on model ranks, a `RankState`, or None.
@@ -38,9 +37,18 @@ class Step:
     moments: Any = None
     gradient_capture: Any = None
     update: "Update | None" = None
-    is_one_replica: bool = False
     summed: set[int] | None = None
     ranks: Any = None
+
+    @property
+    def sees_one_device(self) -> bool:
+        """Whether Keras is to see one replica.
+
+        In a step on a shard, and in a function that is traced once for all
+        replicas.
+        """
+        is_for_all = self.ranks is not None and self.ranks.replica is not None
+        return is_for_all or self.batch_shard is not None
 
     @property
     def batch_shard_in_graph(self) -> Any:
@@ -78,6 +86,13 @@ class Update:
 def current() -> Step:
     """The step of this thread."""
     return getattr(_thread, "step", _NOTHING)
+
+
+def num_replicas() -> int:
+    """Number of replicas of all workers, also where Keras is to see one."""
+    strategy = tf.distribute.get_strategy()
+    found = getattr(strategy.extended, "num_all_replicas", None)
+    return strategy.num_replicas_in_sync if found is None else found
 
 
 @contextlib.contextmanager

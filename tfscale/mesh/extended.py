@@ -129,7 +129,7 @@ class MeshExtended(symbols.MirroredExtended):
 
     @property
     def _num_replicas_in_sync(self):
-        one = step_context.current().is_one_replica
+        one = step_context.current().sees_one_device
         return 1 if one else self.num_all_replicas
 
     @property

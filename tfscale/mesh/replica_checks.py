@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.adapters.model import StagedModel
 from tfscale.step import whole
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.variables import zero
@@ -26,8 +27,8 @@ def _check_has_pipeline(extended, fn):
     if extended.config.num_stages == 1 or not extended.variable_creator.paths:
         return
     model = whole.model_of(fn)
-    # Its class is in a higher layer, and checks its variables itself.
-    is_pipeline = hasattr(model, "pipeline_summary")
+    # It checks its variables itself.
+    is_pipeline = isinstance(model, StagedModel)
     if not extended.pipelined or any(
         id(variable) not in extended.pipelined and not is_pipeline
         for variable in _trained_by(fn)

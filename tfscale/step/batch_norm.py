@@ -99,9 +99,8 @@ class NotedMoments:
 
     def __init__(self):
         self._context = tf.distribute.get_replica_context()
-        # In a step of a model it reads as 1. Stages that are measured are in
-        # no replica.
-        self.num_replicas = getattr(self._context, "num_replicas_in_sync", 1)
+        # Stages that are measured are in no replica.
+        self.num_replicas = step_context.num_replicas() if self._context else 1
         self._averages = {}
         self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
         self.graph = tf.compat.v1.get_default_graph()
@@ -163,7 +162,14 @@ class NotedMoments:
 
 @contextlib.contextmanager
 def noting() -> Iterator[NotedMoments]:
-    """Within it, layers of this replica note the moments of their inputs."""
+    """Within it, layers of this replica note the moments of their inputs.
+
+    Within another one of the same graph, that one goes on.
+    """
+    moments = step_context.current().moments_in_graph
+    if moments is not None:
+        yield moments
+        return
     moments = NotedMoments()
     with step_context.within(moments=moments):
         yield moments

@@ -10,8 +10,8 @@ computes of them counts by them:
 its divisor (losses.py), as on one device: within `compute_loss` it is
 multiplied by its share of the divisors over that of the rows. Losses of
 `add_loss`, of a custom `compute_loss` or of a step's own are means over rows.
-A pipeline weighs the losses of all its microbatches by the same methods, before
-any of them runs.
+A pipeline weighs the losses of all its microbatches by `shares_of`, before any
+of them runs.
 """
 
 import functools
@@ -83,13 +83,24 @@ class BatchShard:
     def of_replica(cls, data, layers=(), **options) -> "BatchShard":
         """The shard of this replica, whose rows are counted."""
         context = tf.distribute.get_replica_context()
-        count = context.num_replicas_in_sync
+        count = step_context.num_replicas()
         reduce = functools.partial(
             context.all_reduce, tf.distribute.ReduceOp.SUM
         )
         total = reduce if count > 1 else tf.identity
         rows = losses.num_rows(data)
         return cls(rows, total, count, layers, **options)
+
+    def of_batch(self, data) -> "BatchShard":
+        """The shard of the same replica of another batch."""
+        return BatchShard(
+            losses.num_rows(data),
+            self._total,
+            self.num_replicas,
+            self._layers,
+            is_common=self.is_common,
+            weighs_loss=self.weighs_loss,
+        )
 
     # No `functools.cached_property`: one lock for all threads, and the first
     # replica to hold it waits for the others in `total`.
@@ -116,6 +127,27 @@ class BatchShard:
     def share_of(self, rows: tf.Tensor) -> tf.Tensor:
         """The shares of some numbers of rows in the batch; 0 without rows."""
         return tf.math.divide_no_nan(rows, self.all_rows)
+
+    def shares_of(
+        self,
+        found: Sequence[losses.CompiledLoss],
+        divisors: tf.Tensor,
+        rows: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The share of each loss in that of the batch, and all divisors' sums.
+
+        Of the shard, `[losses]` each; of its parts, whose `rows` are a vector,
+        divisors and shares are `[parts, losses]`.
+        """
+        counts, summed = self.counts(rows), divisors
+        if rows.shape.rank:
+            counts = counts[:, tf.newaxis]
+            divisors *= losses.counts(rows)[:, tf.newaxis]
+            summed = tf.reduce_sum(divisors, axis=0)
+        totals = self.totals(summed)
+        is_sum = tf.constant([loss.is_sum for loss in found])
+        shares = tf.math.divide_no_nan(divisors, totals)
+        return tf.where(is_sum, counts, shares), totals
 
     def totals(self, numbers: tf.Tensor) -> tf.Tensor:
         """Sums a vector over the shards.
@@ -180,19 +212,16 @@ class BatchShard:
         if not compile_loss.built:
             # Keras could not call this model on its data.
             compile_loss.build(y_true, y_pred)
-        with step_context.within(batch_shard=None):
-            found = losses.compiled_losses(
-                compile_loss, y_true, y_pred, sample_weight
-            )
+        found = losses.compiled_losses(
+            compile_loss, y_true, y_pred, sample_weight
+        )
         if not found:
             return None
         # Once, and not for each replica.
         if not self.is_whole and not symbols.get_current_replica_id_as_int():
             losses.warn_of_reduced(found)
         divisors = tf.stack([loss.divisor for loss in found])
-        shares = losses.shares(
-            found, divisors, self.totals(divisors), self.counts(self.rows)
-        )
+        shares, _ = self.shares_of(found, divisors, self.rows)
         factors = tf.unstack(tf.math.divide_no_nan(shares, self.share))
         values = [
             _with_a_row(loss.value)

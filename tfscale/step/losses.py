@@ -20,7 +20,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale._internals import symbols
-from tfscale.context import step_context
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -104,10 +103,13 @@ def compiled_losses(
         for entry in attributes.flat_losses(compile_loss)
     ]
     recording_loss = instances.view(
-        compile_loss, **attributes.with_flat_losses(recording)
+        compile_loss,
+        # That of Keras, which one on a mesh calls this from.
+        call=compile_loss.__class__.call,
+        **attributes.with_flat_losses(recording),
     )
     # Keras' trackers of single losses must not see the zeros.
-    with keras.StatelessScope(), as_on_one_device():
+    with keras.StatelessScope():
         recording_loss(y, y_pred, sample_weight)
     if not any(map(keras.tree.is_nested, (y, y_pred))):
         # Of several losses of one output Keras takes the first.
@@ -115,24 +117,9 @@ def compiled_losses(
     return tuple(found)
 
 
-def as_on_one_device():
-    """Within it, Keras divides no mean by the number of replicas.
-
-    It does so only where it reduces a loss itself, which cannot be told
-    afterwards.
-    """
-    return step_context.within(is_one_replica=True)
-
-
 def counts(rows: tf.Tensor) -> tf.Tensor:
     """Weights of shards with these rows in a sum: 0 without any, else 1."""
     return tf.minimum(rows, 1.0)
-
-
-def shares(losses: Sequence[CompiledLoss], divisors, totals, counts):
-    """The share of each loss in the loss of the whole batch."""
-    is_sum = tf.constant([loss.is_sum for loss in losses])
-    return tf.where(is_sum, counts, tf.math.divide_no_nan(divisors, totals))
 
 
 def log(metrics, values, rows: int | None, share, num_rows: tf.Tensor) -> None:

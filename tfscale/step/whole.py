@@ -11,7 +11,10 @@ from tfscale._internals import attributes
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.metric import adapt_metrics
+from tfscale.adapters.model import StagedModel
 from tfscale.adapters.model import adapt_model
+from tfscale.adapters.model import is_accumulated
+from tfscale.adapters.model import runs_microbatches
 from tfscale.adapters.optimizer import adapt_capturing
 from tfscale.adapters.optimizer import optimizers_of
 from tfscale.context import step_context
@@ -31,7 +34,8 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     if model is not None:
         _check_metrics(model)
         adapt_metrics(model, are_on_replicas=True)
-        adapt_to_shards(model)
+        if not isinstance(model, StagedModel):
+            adapt_to_shards(model)
     elif predicting is not None:
         adapt_layers(attributes.flatten_layers(predicting))
 
@@ -101,20 +105,17 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
     is_of_keras = attributes.is_step_of_keras(
         getattr(model, getattr(fn, "__name__", ""), None)
     )
-    # Each microbatch is weighed by its rows.
-    runs_microbatches = getattr(model, "runs_microbatches", False)
+    # It weighs losses, and what it logs, itself.
+    has_microbatches = runs_microbatches(model)
     batch_shard = BatchShard.of_replica(
         data,
         layers,
         is_common=not is_divided,
-        weighs_loss=is_of_keras or runs_microbatches,
+        weighs_loss=is_of_keras or is_accumulated(model),
     )
-    if runs_microbatches:
-        with step_context.within(batch_shard=batch_shard):
-            return fn(*args, **kwargs)
-    with step_context.within(batch_shard=batch_shard, is_one_replica=True):
+    with step_context.within(batch_shard=batch_shard):
         logs = fn(*args, **kwargs)
-        if not is_of_keras:
+        if not is_of_keras and not has_microbatches:
             logs = keras.tree.map_structure(batch_shard.logged, logs)
     return logs
 
@@ -158,7 +159,11 @@ def _of_any_rows(value):
 def explaining(fn: Callable) -> Callable:
     """Has a function explain errors of shards in its `train_step`."""
     model = model_of(fn)
-    if model is None or attributes.is_step_of_keras(model.train_step):
+    if (
+        model is None
+        or isinstance(model, StagedModel)
+        or attributes.is_step_of_keras(model.train_step)
+    ):
         return fn
 
     @functools.wraps(fn)

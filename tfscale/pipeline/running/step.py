@@ -18,7 +18,7 @@ from tfscale._internals import symbols
 from tfscale.collectives import rank_collectives
 from tfscale.mesh.gradient_reduction import sum_over_replicas
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.pipeline.running.batch_loss import BatchLoss
+from tfscale.pipeline.running.batch import Batch
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.stages.plan import PipelinePlan
@@ -93,9 +93,9 @@ class PipelineStep:
         """Runs `actions`, in an order that respects dependencies, on batches.
 
         `batches` have for each batch of the schedule the flat inputs of the
-        model and `(y, sample_weight)`, or None to predict. Gradients are
-        multiplied by `loss_scale`. `update` updates a stage, given all tensors,
-        each `BatchLoss` and a U.
+        model, `(y, sample_weight)`, or None to predict, and its `BatchShard`.
+        Gradients are multiplied by `loss_scale`. `update` updates a stage,
+        given all tensors, each `Batch` and a U.
         """
         replica = self._context.replica_id_in_sync_group
         tensors = Tensors(
@@ -107,7 +107,7 @@ class PipelineStep:
             sums=self._zeros() if training else {},
             microbatches=[],
         )
-        prepared = [self._prepare(x, y, tensors) for x, y in batches]
+        prepared = [self._prepare(tensors, *batch) for batch in batches]
         if training or self.program.divisors is not None:
             for batch in prepared:
                 batch.weigh(loss_scale)
@@ -123,7 +123,7 @@ class PipelineStep:
                 self._result(batch, gradients, states) for batch in prepared
             ]
 
-    def _prepare(self, inputs, targets, tensors):
+    def _prepare(self, tensors, inputs, targets, shard):
         """Adds the microbatches of a batch to those of the step."""
         targets = [x for x in keras.tree.flatten(targets) if x is not None]
         fed = map(keys.Activation, self.plan.graph.inputs)
@@ -136,11 +136,12 @@ class PipelineStep:
             for rows, values in divided
         ]
         tensors.microbatches.extend(microbatches)
-        return BatchLoss(
+        return Batch(
             self.program,
             inputs,
             dataclasses.replace(tensors, microbatches=microbatches),
             self.devices[-1],
+            shard,
         )
 
     def _result(self, batch, gradients, states):
@@ -221,7 +222,7 @@ class PipelineStep:
 
     def all_sum(self, tensor) -> tf.Tensor:
         """The sum of a tensor over the replicas."""
-        if self.strategy.num_replicas_in_sync == 1:
+        if not self.strategy.extended.has_several_replicas:
             return tensor
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 

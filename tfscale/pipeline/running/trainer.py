@@ -15,6 +15,7 @@ from tfscale._internals import instances
 from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.loss import adapt_compile_loss
+from tfscale.adapters.model import StagedModel
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.context import step_context
 from tfscale.graphs import xla_clusters
@@ -33,16 +34,16 @@ from tfscale.pipeline.tracing.program import Programs
 from tfscale.schedules.named_schedules import of_window
 from tfscale.step import batch_norm
 from tfscale.step import losses
+from tfscale.step.batch_shard import BatchShard
 
 
-class PipelineTrainer(WrappedModel):
+class PipelineTrainer(WrappedModel, StagedModel):
     """The steps of a `PipelineModel`, which Keras' loops call."""
 
     _follow_variables: Callable[[], None]
     # Whether XLA compiles clusters of a step, as model ranks exchange tensors
     # within stages; else it compiles stages.
     _has_clusters = False
-    runs_microbatches = True
 
     def __init__(self, model: keras.Model, plan: PipelinePlan):
         super().__init__(model)
@@ -101,6 +102,7 @@ class PipelineTrainer(WrappedModel):
             self._prepare(x, self._targets(x, y, w), True)
             for x, y, w in batches
         ]
+        shards = [shard.of_batch(x) for _, (x, _, shard) in prepared]
         step = PipelineStep(
             self._plan,
             prepared[0][0],
@@ -119,7 +121,10 @@ class PipelineTrainer(WrappedModel):
             [zero] * len(batches),
         )
         results = step.run(
-            [batch for _, batch in prepared],
+            [
+                (x, targets, shard)
+                for (_, (x, targets, _)), shard in zip(prepared, shards)
+            ],
             actions=schedule.order(),
             loss_scale=scale,
             training=True,
@@ -127,18 +132,17 @@ class PipelineTrainer(WrappedModel):
         )
         self.optimizer.iterations.assign_add(len(batches))
         logs = {}
-        for data, result, penalty in zip(
-            batches, results, updates.penalties, strict=True
+        for data, shard, result, penalty in zip(
+            batches, shards, results, updates.penalties, strict=True
         ):
             with batch_norm.noting() as noting:
                 step.assign(result, noting)
-            logs = self._log(step, result, penalty, *data)
+            with step_context.within(batch_shard=shard):
+                logs = self._log(step, result, penalty, *data)
         return logs
 
     def _loss_scale(self):
-        # Its losses are weighed by `BatchLoss`.
-        with step_context.within(batch_shard=None):
-            return self.optimizer.scale_loss(tf.ones((), losses.precision()))
+        return self.optimizer.scale_loss(tf.ones((), losses.precision()))
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch; in replica context."""
@@ -316,13 +320,16 @@ class PipelineTrainer(WrappedModel):
         return step, result
 
     def _prepare(self, x, targets, training):
-        """Returns the program of a batch, and its flat inputs and targets."""
+        """The program of a batch, its flat inputs, targets, and its shard."""
         checks.check_variables(self._plan)
         checks.check_preprocessed(self.model, x)
         checks.check_batch((x, targets))
         inputs = self._plan.graph.flatten_inputs(x)
         program = self._programs.get(inputs, targets, training=training)
-        return program, (inputs, targets)
+        shard = step_context.current().batch_shard
+        if shard is None:
+            shard = BatchShard.of_replica(inputs)
+        return program, (inputs, targets, shard)
 
     def _add_penalties(self, gradients, values=None, *, scale=1.0):
         """The sum of regularizers, of all variables or `values` by number.

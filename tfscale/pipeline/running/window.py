@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.adapters.optimizer import with_iterations
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.pipeline.running.batch_loss import BatchLoss
+from tfscale.pipeline.running.batch import Batch
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.plan import PipelinePlan
@@ -104,7 +104,7 @@ class StageUpdates:
     functions: dict[int, Callable] = dataclasses.field(default_factory=dict)
 
     def __call__(
-        self, tensors: Tensors, batches: list[BatchLoss], action: Action
+        self, tensors: Tensors, batches: list[Batch], action: Action
     ) -> tf.Tensor:
         """Updates a stage by the gradient of a batch."""
         plan, batch = self.step.plan, batches[action.microbatch]
@@ -127,7 +127,7 @@ class StageUpdates:
         update = self.functions.get(action.stage)
         if update is None:
             update = functools.partial(self._apply, action.stage)
-            if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            if not self.step.strategy.extended.has_several_replicas:
                 # Traced once. Replicas exchange nothing in a function.
                 update = tf.function(update, autograph=False)
             self.functions[action.stage] = update

@@ -89,7 +89,7 @@ class Programs:
             recompute=plan.recompute,
             weights_apart=any(a.kind == "W" for a in schedule.order()),
             jit_compile=self.jit_compile,
-            has_replicas=self.strategy.num_replicas_in_sync > 1,
+            has_replicas=self.strategy.extended.num_all_replicas > 1,
         )
         values = map(keys.Activation, plan.graph.inputs)
         known = dict(zip(values, map(self._spec, inputs)))
@@ -149,7 +149,7 @@ class Programs:
                 microbatch_checks.check_losses(plan, stages)
                 if self.model is not None and not last.keeps_added:
                     self._check_none_added(known)
-            num_replicas = self.strategy.num_replicas_in_sync
+            num_replicas = self.strategy.extended.num_all_replicas
             count = plan.schedule.microbatches_per_batch * num_replicas
             if training and count > 1:
                 losses.warn_of_reduced(last.losses)

@@ -125,7 +125,7 @@ class StageGraph:
         with (
             variables.replaced(),
             rank_state.within(replica=replica),
-            step_context.within(moments=noted, is_one_replica=True),
+            step_context.within(moments=noted),
         ):
             added = []
             for call in stage.calls:

@@ -108,10 +108,7 @@ def _of_user(targets, args, argument, training, is_whole):
         **attributes.with_losses(lambda: targets.compile_loss, lambda: [added]),
     )
     options = {"training": training}
-    with (
-        step_context.within(batch_shard=batch_shard),
-        losses.as_on_one_device(),
-    ):
+    with step_context.within(batch_shard=batch_shard):
         value = model.compute_loss(*args, **options)
     value = tf.convert_to_tensor(value)
     if value.shape.rank != 0:

@@ -1,10 +1,9 @@
-"""How much each microbatch counts in the loss of the global batch."""
+"""A batch of a step, in microbatches, whose losses its shard weighs."""
 
 import dataclasses
 
 import tensorflow as tf
 
-from tfscale.context import step_context
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
@@ -13,23 +12,21 @@ from tfscale.step.batch_shard import BatchShard
 
 
 @dataclasses.dataclass(eq=False)
-class BatchLoss:
-    """The loss of the global batch, from those of a replica's microbatches.
+class Batch:
+    """A replica's rows of a batch, and the loss of all its microbatches.
 
-    See step/losses.py for what each counts by; what layers gave to
-    `add_loss` counts by rows. `tensors` are those of the step, with the
-    microbatches of the batch; `inputs` of the model are flat.
+    `tensors` are those of the step, with the microbatches of the batch;
+    `inputs` of the model are flat. `shard` says how much each loss counts; what
+    layers gave to `add_loss` counts by rows.
     """
 
     program: Program
     inputs: list[tf.Tensor]
     tensors: Tensors
     device: str
+    shard: BatchShard
 
     def __post_init__(self):
-        step = step_context.current().batch_shard
-        is_common = step is not None and step.is_common
-        self.shard = BatchShard.of_replica(self.inputs, is_common=is_common)
         self._losses = self.program.stages[-1].losses
         self._shares = self._total = None
 
@@ -44,7 +41,8 @@ class BatchLoss:
             weights = tf.stack([x.weighted(one) for x in self._losses])
             is_vector = tf.constant([x.is_vector for x in self._losses])
             # What is not reduced is minimised as a sum.
-            counts = tf.where(is_vector, self._sum_shares(), self._shares)
+            in_sums = self.shard.counts(self._all(keys.ROWS))[:, tf.newaxis]
+            counts = tf.where(is_vector, in_sums, self._shares)
             self._set(keys.LOSS_SCALE, loss_scale * weights * counts)
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -89,14 +87,13 @@ class BatchLoss:
             if keys.DIVISORS not in microbatch:
                 known = {**tensors.shared, **tensors.states, **microbatch}
                 microbatch.update(self.program.divisors.run(known))
-        counts = self._counts()
-        divisors = counts * self._all(keys.DIVISORS)
-        total = self.shard.totals(tf.reduce_sum(divisors, axis=0))
+        shares, totals = self.shard.shares_of(
+            self._losses, self._all(keys.DIVISORS), self._all(keys.ROWS)
+        )
         for microbatch in microbatches:
-            microbatch[keys.TOTALS] = total
+            microbatch[keys.TOTALS] = totals
             microbatch[keys.ALL_ROWS] = self.shard.all_rows
-        sum_shares = self._sum_shares()
-        return losses.shares(self._losses, divisors, total, sum_shares)
+        return shares
 
     def _all(self, key):
         return tf.stack([each[key] for each in self.tensors.microbatches])
@@ -106,11 +103,3 @@ class BatchLoss:
         values = tf.unstack(values, len(microbatches))
         for microbatch, value in zip(microbatches, values, strict=True):
             microbatch[key] = value
-
-    def _sum_shares(self):
-        """Weights of the microbatches in a sum, `[microbatches, 1]`."""
-        return self.shard.counts(self._all(keys.ROWS))[:, tf.newaxis]
-
-    def _counts(self):
-        """1 for each microbatch that has rows, else 0: `[microbatches, 1]`."""
-        return losses.counts(self._all(keys.ROWS))[:, tf.newaxis]
