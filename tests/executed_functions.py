@@ -34,12 +34,52 @@ def largest(found):
     return max(found, key=lambda graphs: sum(len(g.node) for g in graphs))
 
 
+def in_one_order(function, prefix):
+    """Types of operations, in the order in which TensorFlow has to run them.
+
+    Raises:
+        AssertionError: If two of those whose type begins with `prefix` may run
+            in either order.
+    """
+    nodes, before = _nodes(function)
+    exchanges = {n.name: n for n in nodes.values() if n.op.startswith(prefix)}
+    earlier = {
+        n: len(before(exchanges[n]) & exchanges.keys()) for n in exchanges
+    }
+    order = sorted(exchanges, key=earlier.__getitem__)
+    if [earlier[name] for name in order] != list(range(len(order))):
+        raise AssertionError(f"These have no order: {earlier}")
+    return [exchanges[name].op for name in order]
+
+
 def reads_without_order(function):
     """Reads of a variable that may run before its update or after it.
 
     Returns:
         The number of updates, and pairs of an update and such a read.
     """
+    nodes, before = _nodes(function)
+
+    def handle(node):
+        while node.input:
+            node = nodes[node.input[0].split(":")[0]]
+        return node.name
+
+    reads = collections.defaultdict(list)
+    for node in nodes.values():
+        if node.op == "ReadVariableOp":
+            reads[handle(node)].append(node.name)
+    updates = [n for n in nodes.values() if n.op in UPDATES]
+    return len(updates), [
+        (update.name, read)
+        for update in updates
+        for read in set(reads[handle(update)]) - before(update)
+        if update.name not in before(nodes[read])
+    ]
+
+
+def _nodes(function):
+    """All operations by name, and a function: what has to run before one."""
     nodes = {node.name: node for graph in function for node in graph.node}
     sends = {
         node.attr["tensor_name"].s: node.name
@@ -62,19 +102,4 @@ def reads_without_order(function):
                     queue.append(name)
         return seen
 
-    def handle(node):
-        while node.input:
-            node = nodes[node.input[0].split(":")[0]]
-        return node.name
-
-    reads = collections.defaultdict(list)
-    for node in nodes.values():
-        if node.op == "ReadVariableOp":
-            reads[handle(node)].append(node.name)
-    updates = [n for n in nodes.values() if n.op in UPDATES]
-    return len(updates), [
-        (update.name, read)
-        for update in updates
-        for read in set(reads[handle(update)]) - before(update)
-        if update.name not in before(nodes[read])
-    ]
+    return nodes, before

@@ -188,6 +188,13 @@ def on_zero(
         return _train(trained, inner, job.optimizer(), job)
 
 
+def compiled(job: Job) -> Job:
+    """The same, compiled by XLA."""
+    return dataclasses.replace(
+        job, compile=lambda: {**job.compile(), "jit_compile": True}
+    )
+
+
 def layout_map_for(job: Job, mesh, layouts=None):
     """The layout map of `layouts`, or else one that is found."""
     reset()

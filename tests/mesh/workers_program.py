@@ -24,6 +24,9 @@ import tensorflow as tf
 import tfscale
 from tests import forked_processes
 from tests import same_numbers
+from tests.executed_functions import executed_functions
+from tests.executed_functions import in_one_order
+from tests.executed_functions import largest
 from tests.mesh import workers_cases
 from tests.mesh import workers_rows
 from tfscale.cluster import Cluster
@@ -44,10 +47,18 @@ def train(rows, index):
     for name, row in rows.items():
         start = time.monotonic()
         try:
-            with counted_collectives() as collectives:
+            with (
+                counted_collectives() as collectives,
+                functions_of(row) as functions,
+            ):
                 outcome = row.train(row.job)
             found = workers_rows.result(row, outcome)
             found["collectives"] = len(collectives)
+            if row.is_compiled:
+                step = largest(functions)
+                found["order"] = in_one_order(step, "Collective")
+                ops = [node.op for graph in step for node in graph.node]
+                found["clusters"] = ops.count("_XlaCompile")
         except Exception:
             found = traceback.format_exc()
             print(f"worker {index}: {name}\n{found}", flush=True)
@@ -55,6 +66,11 @@ def train(rows, index):
         took = time.monotonic() - start
         print(f"worker {index}: {name} {took:.1f} s", flush=True)
     return results
+
+
+def functions_of(row):
+    """The functions that run, where a row looks at them."""
+    return executed_functions() if row.is_compiled else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

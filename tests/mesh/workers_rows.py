@@ -172,6 +172,7 @@ class Row:
         collectives: How many there are in the functions of a step; None
             where nobody counts.
         in_predict: How many more there are in that of `predict`.
+        is_compiled: Whether XLA compiles clusters of the step.
     """
 
     job: same_numbers.Job
@@ -181,6 +182,7 @@ class Row:
     rtol: float = same_numbers.RTOL
     collectives: int | None = None
     in_predict: int = 0
+    is_compiled: bool = False
 
     @property
     def possible_collectives(self) -> set[int]:
@@ -191,6 +193,11 @@ class Row:
         # of fewer rows once more.
         step = self.collectives - 1
         return {step + self.in_predict, 2 * step + self.in_predict}
+
+
+def compiled(train):
+    """The same training, compiled by XLA."""
+    return lambda job: train(same_numbers.compiled(job))
 
 
 def _pipeline(num_replicas, **options):
@@ -299,6 +306,15 @@ ROWS = {
         ),
     ),
     "model ranks in each": Row(JOBS["plain"], _ranks(2)),
+    "compiled": Row(
+        *(JOBS["embedding"], compiled(plainly(2))),
+        collectives=4,
+        is_compiled=True,
+    ),
+    "statistics and dropout, compiled, data 2 in each": Row(
+        *(JOBS["averaging"], compiled(plainly(4)), plainly(4)),
+        is_compiled=True,
+    ),
 }
 # On four workers.
 SHORT = {
@@ -327,6 +343,9 @@ CROSSED = (
     "lookups of four by Adam",
     "data of four",
     "pipeline in each of four",
+    # As it is compiled.
+    "embedding",
+    "statistics and dropout, compiled, data 2 in each",
     # As in workers_cases.py.
     "dropout, data 2 in each",
     "weights divided in each",

@@ -83,6 +83,11 @@ class WorkersTest(parameterized.TestCase):
             )
             if row.collectives is not None:
                 self.assertIn(actual["collectives"], row.possible_collectives)
+            if row.is_compiled:
+                # None is in a cluster, and all workers have one order.
+                self.assertGreater(actual["clusters"], 0)
+                self.assertEqual(actual["order"], found[0]["order"])
+                self.assertNotEmpty(actual["order"])
             self.assertEqual("predicted" in actual, row.predicts)
             if row.predicts:
                 # All rows, in their order, in every worker.

@@ -1,8 +1,11 @@
 """A step that XLA compiles has the numbers of one that it does not."""
 
-import contextlib
+import collections
 import dataclasses
 import functools
+import json
+import os
+import tempfile
 
 import keras
 import numpy as np
@@ -11,9 +14,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests import forked_python
 from tests import same_numbers
+from tests.executed_functions import executed_functions
+from tests.source_files import REPOSITORY
 from tests.tensor_parallel import optimizer_test
-from tfscale._internals import symbols
 from tfscale.graphs import xla_clusters
 
 layers = keras.layers
@@ -22,6 +27,7 @@ X = optimizer_test.DATA["x"]
 TOKENS = RANDOM.randint(0, 256, (20, 8)).astype("int32")
 IMAGES = RANDOM.randn(20, 8, 8, 3).astype("float32")
 SERIES = RANDOM.randn(20, 6, 4).astype("float32")
+WORDS = RANDOM.choice(["a", "b", "c", "d"], (20, 4)).astype(object)
 CLASSES = RANDOM.randn(20, 4).astype("float32")
 # Has no gradient but rounding errors.
 UNMOVED = ("a_key_bias", "c_bias")
@@ -76,9 +82,50 @@ def lookup():
     return keras.Model(inputs, layers.Dense(4, name="d")(layers.Flatten()(x)))
 
 
+class Words(layers.Layer):
+    """A lookup that XLA cannot compile, and that does not say so."""
+
+    def call(self, words):
+        keys = tf.constant(["a", "b", "c"])
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(keys, tf.range(1, 4)), 0
+        )
+        return table.lookup(words)
+
+
+def own_lookup():
+    inputs = keras.Input((4,), dtype="string")
+    x = layers.Embedding(4, 8, name="e")(Words(name="w")(inputs))
+    return keras.Model(inputs, layers.Dense(4, name="d")(layers.Flatten()(x)))
+
+
+def half():
+    options = dict(dtype="mixed_float16")
+    return keras.Sequential(
+        [
+            keras.Input((12,)),
+            layers.Dense(24, activation="relu", name="up", **options),
+            layers.Dense(12, name="down", **options),
+        ]
+    )
+
+
 def scaled():
     inner = keras.optimizers.SGD(0.05, momentum=0.9)
     return keras.optimizers.LossScaleOptimizer(inner)
+
+
+def with_tensors(one):
+    """The same on tensors: Keras takes no strings of NumPy."""
+    return dataclasses.replace(
+        one, data=dict(one.data, x=tf.constant(one.data["x"]))
+    )
+
+
+def along_the_sequence(one):
+    mesh = tfscale.device_mesh(model=2)
+    layout_map = same_numbers.layout_map_for(one, mesh)
+    return tfscale.MeshStrategy(mesh, layout_map, sequence_parallel=True)
 
 
 def job(build, x, y, **kwargs):
@@ -100,22 +147,31 @@ GPT = job(
     np.roll(TOKENS, -1, 1),
     loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
 )
+on_two_ranks = functools.partial(
+    same_numbers.on_ranks, num_ranks=2, layouts=optimizer_test.LAYOUTS
+)
 on_replicas = functools.partial(same_numbers.on_zero, data=2, zero_stage=0)
 CASES = {
     "replicas": (MLP, on_replicas),
-    "ranks": (
-        MLP,
-        lambda one: same_numbers.on_ranks(
-            one, 2, layouts=optimizer_test.LAYOUTS
-        ),
-    ),
+    # Its loop was an error: TensorFlow computed sizes of slices on CPU:0.
+    "ranks, accumulation": (accumulated(MLP), on_two_ranks),
 }
 CROSSING = {
+    "ranks": (MLP, on_two_ranks),
     "replicas and ranks": (GPT, lambda one: same_numbers.on_ranks(one, 2, 2)),
     "an embedding": (GPT, on_replicas),
     "convolutions": (job(cnn, IMAGES, CLASSES), on_replicas),
     "a recurrent layer": (job(rnn, SERIES, CLASSES), on_replicas),
     "a loss scale": (job(cnn, IMAGES, CLASSES, optimizer=scaled), on_replicas),
+    "half precision": (job(half, X, X, optimizer=scaled), on_replicas),
+    "a lookup": (
+        job(own_lookup, WORDS, CLASSES),
+        lambda one: on_replicas(with_tensors(one)),
+    ),
+    "along the sequence": (
+        GPT,
+        lambda one: same_numbers.plain(one, along_the_sequence(one)),
+    ),
     "steps per execution": (
         dataclasses.replace(GPT, compile=lambda: dict(steps_per_execution=2)),
         on_replicas,
@@ -150,53 +206,32 @@ def strategy_for(**sizes):
     return tfscale.MeshStrategy(mesh, layout_map)
 
 
-def compiled(one):
-    """The same, compiled by XLA."""
-    return dataclasses.replace(
-        one, compile=lambda: {**one.compile(), "jit_compile": True}
+def clusters_by_device(functions):
+    """How many clusters each device has in functions that ran."""
+    return collections.Counter(
+        node.device
+        for graphs in functions
+        for graph in graphs
+        for node in graph.node
+        if node.op == "_XlaCompile"
     )
-
-
-@contextlib.contextmanager
-def partitions():
-    """Collects the graphs of devices that are made within it."""
-    context, found = symbols.eager_context.context(), []
-    context.enable_run_metadata()
-    yield found
-    metadata = context.export_run_metadata()
-    context.disable_run_metadata()
-    for function in metadata.function_graphs:
-        found += function.partition_graphs
-
-
-def clusters_by_device(graphs):
-    """What each cluster takes and makes, for each device."""
-    found = {}
-    for graph in graphs:
-        for node in graph.node:
-            if node.op == "_XlaCompile":
-                takes = [node.attr[key] for key in ("Tconstants", "Targs")]
-                takes = [tuple(attr.list.type) for attr in takes]
-                resources = node.attr["Nresources"].i
-                found.setdefault(node.device, []).append((*takes, resources))
-    return found
 
 
 class CompiledStepTest(tf.test.TestCase, parameterized.TestCase):
     def check_has_the_numbers(self, one, run):
         plain = run(one)
-        with partitions() as graphs:
-            outcome = run(compiled(one))
+        with executed_functions() as found:
+            outcome = run(same_numbers.compiled(one))
         same_numbers.assert_same(
             self, plain, outcome, rtol=1e-6, unmoved=UNMOVED
         )
         self.assertTrue(outcome.model.jit_compile)
-        return graphs
+        return found
 
     @parameterized.named_parameters((n, *case) for n, case in CASES.items())
     def test_has_the_numbers_without_xla(self, one, run):
-        graphs = self.check_has_the_numbers(one, run)
-        self.assertNotEmpty(clusters_by_device(graphs))
+        found = self.check_has_the_numbers(one, run)
+        self.assertNotEmpty(clusters_by_device(found))
 
     @parameterized.named_parameters((n, *case) for n, case in CROSSING.items())
     @pytest.mark.crossing
@@ -209,42 +244,117 @@ class CompiledStepTest(tf.test.TestCase, parameterized.TestCase):
             model = lookup()
             with self.assertWarnsRegex(UserWarning, "jit_compile"):
                 model.compile("sgd", "mse", jit_compile=True)
-        with partitions() as graphs:
+        with executed_functions() as found:
             model.fit(words, CLASSES, verbose=0)
-        self.assertEmpty(clusters_by_device(graphs))
-
-    def test_microbatches_of_model_ranks_are_refused(self):
-        one = compiled(accumulated(MLP))
-        with self.assertRaisesRegex(ValueError, "jit_compile=True.*model=2"):
-            same_numbers.on_ranks(one, 2, layouts=optimizer_test.LAYOUTS)
+        self.assertEmpty(clusters_by_device(found))
 
 
-class PredictionsTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.parameters(dict(data=2), dict(model=2))
-    def test_of_a_model_that_was_not_trained(self, **sizes):
+class ExchangesTest(tf.test.TestCase):
+    """No device waits for another in an order of its own, so none for ever.
+
+    The clusters of replicas cannot be equal: device 0 also makes the logs. So
+    what devices exchange has to stay outside of clusters. A NCCL operation of
+    one process is launched once it has arrived on all devices, one such
+    operation at a time (TensorFlow's `NcclManager`). Operations between workers
+    run in one order: `workers_test` reads it from graphs with clusters.
+    """
+
+    def test_stay_outside_of_clusters(self):
+        with tf.Graph().as_default(), xla_clusters.with_exceptions():
+            x = tf.constant([1.0])
+            options = dict(input=x, group_size=2, group_key=1, instance_key=1)
+            exchanges = [
+                tf.raw_ops.NcclAllReduce(
+                    input=x, reduction="sum", num_devices=2, shared_name="a"
+                ),
+                tf.raw_ops.CollectiveReduceV2(
+                    **options, ordering_token=[], merge_op="Add", final_op="Id"
+                ),
+                tf.raw_ops.CollectiveGatherV2(**options, ordering_token=[]),
+            ]
+        for tensor in exchanges:
+            self.assertFalse(tensor.op.get_attr("_XlaCompile"), tensor.op.type)
+        with self.assertRaises(ValueError):
+            x.op.get_attr("_XlaCompile")
+
+
+class BatchesTest(tf.test.TestCase, parameterized.TestCase):
+    def check_predictions(self, **sizes):
         with strategy_for(**sizes).scope():
             model = mlp()
             model.compile("sgd", "mse")
             expected = model.predict(X, batch_size=16, verbose=0)
             loss = model.evaluate(X, X, batch_size=16, verbose=0)
             model.compile("sgd", "mse", jit_compile=True)
-        found = model.predict(X, batch_size=16, verbose=0)
-        self.assertAllClose(found, expected, rtol=1e-6)
-        found = model.predict_on_batch(X)
-        self.assertAllClose(found, expected, rtol=1e-6)
-        with partitions() as graphs:
-            found = model.evaluate(X, X, batch_size=16, verbose=0)
-        self.assertAllClose(found, loss, rtol=1e-6)
-        self.assertLen(clusters_by_device(graphs), 2)
+        predicted = model.predict(X, batch_size=16, verbose=0)
+        self.assertAllClose(predicted, expected, rtol=1e-6)
+        predicted = model.predict_on_batch(X)
+        self.assertAllClose(predicted, expected, rtol=1e-6)
+        with executed_functions() as found:
+            compiled = model.evaluate(X, X, batch_size=16, verbose=0)
+        self.assertAllClose(compiled, loss, rtol=1e-6)
+        self.assertLen(clusters_by_device(found), 2)
 
-    def test_other_functions_of_the_process_are_not_compiled(self):
-        with strategy_for(data=2).scope():
-            model = mlp()
-            model.compile("sgd", "mse", jit_compile=True)
-        model.train_on_batch(X[:16], X[:16])
-        self.assertFalse(xla_clusters.are_on())
-        with xla_clusters.clusters():
-            self.assertTrue(xla_clusters.are_on())
+    def test_predictions_of_a_model_that_was_not_trained(self):
+        self.check_predictions(data=2)
+
+    @pytest.mark.crossing
+    def test_predictions_of_model_ranks(self):
+        self.check_predictions(model=2)
+
+    def test_one_by_one_and_no_other_function_of_the_process(self):
+        losses = []
+        for jit_compile in (False, True):
+            keras.utils.set_random_seed(1)
+            with strategy_for(data=2).scope():
+                model = optimizer_test.mlp()
+                model.compile("sgd", "mse", jit_compile=jit_compile)
+            with executed_functions() as found:
+                loss = [model.train_on_batch(X[:8], X[:8])]
+            self.assertFalse(xla_clusters.are_on())
+            losses.append([*loss, model.test_on_batch(X[:8], X[:8])])
+            number = len(clusters_by_device(found))
+            self.assertEqual(number, 2 if jit_compile else 0)
+        self.assertAllClose(*losses, rtol=1e-6)
+
+
+@functools.cache
+def results_of_program():
+    """What `xla_program` prints, in a process with XLA's own dumps."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = forked_python.run(
+            ["-m", "tests.mesh.xla_program", folder],
+            cwd=REPOSITORY,
+            env={**os.environ, "XLA_FLAGS": f"--xla_dump_to={folder}"},
+            timeout=600,
+        )
+    if done.returncode:
+        return done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class ProgramTest(tf.test.TestCase):
+    def test_each_size_of_a_batch_is_compiled_once(self):
+        found = results_of_program()
+        self.assertIsInstance(found, dict, found)
+        # A trace for the first size, and one for any other.
+        first, second, third = found["compiled"]
+        self.assertNotEmpty(first)
+        # Updates do not depend on the size.
+        self.assertContainsSubset(third, second)
+        self.assertNotEmpty(third)
+        self.assertLen(set(first), len(first))
+        self.assertLen(set(second), len(second))
+        self.assertLen(set(third), len(third))
+        self.assertEqual(found["again"], [[], [], []])
+
+    def test_memory_does_not_grow(self):
+        # As in keras#18145. One activation kept in each of 300 steps is twice
+        # as much as is allowed.
+        found = results_of_program()
+        self.assertIsInstance(found, dict, found)
+        before, after = found["resident"]
+        self.assertLess(after - before, found["activation"] * 150)
 
 
 class CompiledByHandTest(tf.test.TestCase):

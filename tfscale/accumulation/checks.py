@@ -91,18 +91,6 @@ def check(model: keras.Model) -> None:
     _check_strategy(model, inner)
 
 
-def _check_not_compiled(model, strategy):
-    # TensorFlow makes clusters of several devices there, which are an error.
-    num_ranks = strategy.extended.num_model_ranks
-    if model.jit_compile and num_ranks > 1:
-        raise ValueError(
-            "XLA cannot compile a loop of microbatches in which model ranks "
-            "exchange tensors. Received: GradientAccumulation and "
-            f"jit_compile=True on a mesh with model={num_ranks}. Pass "
-            "jit_compile=False to `compile`, or remove the callback."
-        )
-
-
 def _check_strategy(model, inner):
     strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
@@ -112,10 +100,7 @@ def _check_strategy(model, inner):
         tf.distribute.experimental.CentralStorageStrategy,
     )
     is_other = isinstance(strategy, others)
-    if hasattr(strategy, "mesh"):
-        _check_not_compiled(model, strategy)
-        return
-    if replicas == 1 and not is_other:
+    if hasattr(strategy, "mesh") or (replicas == 1 and not is_other):
         return
     if type(strategy) is not tf.distribute.MirroredStrategy:
         raise TypeError(

@@ -164,7 +164,11 @@ class MeshExtended(symbols.MirroredExtended):
     @property
     def is_of_several_devices(self) -> bool:
         """Whether a step runs on devices that one function of XLA cannot."""
-        return len(self._devices) > 1 or self.optimizer_states.are_on_host
+        return (
+            len(self._devices) > 1
+            or self.workers is not None
+            or self.optimizer_states.are_on_host
+        )
 
     @property
     def ranks_share_function(self) -> bool:
@@ -203,7 +207,9 @@ class MeshExtended(symbols.MirroredExtended):
         logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
             adapt_model(model)
-        compiled = xla_clusters.same_draws if xla_clusters.are_on() else None
+        compiled = (
+            xla_clusters.with_exceptions if xla_clusters.are_on() else None
+        )
         with (compiled or contextlib.nullcontext)():
             results = self._call(fn, args, kwargs)
         if logs_are_packed:

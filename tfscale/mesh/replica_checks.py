@@ -71,6 +71,7 @@ def _check_not_compiled(extended, fn):
     )
     if is_compiled:
         count = len(extended.config.first_stage_devices)
+        count *= extended.workers.count if extended.workers else 1
         on_host = extended.optimizer_states.are_on_host
         raise ValueError(
             "A `tf.function` with jit_compile=True is compiled for one device. "

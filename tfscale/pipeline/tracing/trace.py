@@ -115,7 +115,7 @@ def trace_on_ranks(
     def build():
         # One rank after the other, between the points where they meet.
         # XLA may compile clusters of the step that calls the stage.
-        with strategy.scope(), xla_clusters.same_draws():
+        with strategy.scope(), xla_clusters.with_exceptions():
             strategy.extended.call_ranks(build_rank, devices[0])
 
     return _split(tf.compat.v1.wrap_function(build, []), graphs, devices)
