@@ -1,6 +1,7 @@
 import contextlib
 import io
 import json
+import re
 from unittest import mock
 
 import keras
@@ -10,19 +11,20 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests.executed_functions import executed_functions
 from tfscale import selfcheck
 from tfscale.planner import DEVICES
 from tfscale.planner import measure
 from tfscale.schedules.named_schedules import SCHEDULES
 
 
-def _main(cases, *args, num_devices=4):
+def _main(cases, *args, num_devices=4, kind="CPU"):
     """The exit code, and what it prints when it has only these cases."""
     out = io.StringIO()
     with (
         mock.patch.object(selfcheck, "cases", lambda n: cases(n)),
         mock.patch.object(
-            selfcheck, "use_devices", lambda: ("CPU", num_devices)
+            selfcheck, "use_devices", lambda: (kind, num_devices)
         ),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(io.StringIO()),
@@ -117,6 +119,40 @@ class MainTest(parameterized.TestCase):
             self.assertBetween(result["difference"], 0, 1e-5)
         self.assertEqual(found["checks"][-1]["status"], "not here")
         self.assertGreater(min(found["speed"].values()), 0)
+
+    @mock.patch.object(selfcheck, "_MOST_STAGES", 1)  # a model of one block
+    @mock.patch.object(selfcheck, "_XLA_WIDTH", 16)
+    @mock.patch.object(selfcheck, "_XLA_STEPS", 3)
+    @mock.patch.object(selfcheck, "measure_device")
+    @pytest.mark.crossing
+    def test_gpus_are_told_what_xla_gains(self, measure):
+        measure.return_value = DEVICES["A100"]
+        physical = mock.patch.object(
+            selfcheck.tf.config, "list_physical_devices", lambda *_: [1, 2]
+        )
+        with physical, executed_functions() as functions:
+            code, out = _main(lambda _: [], num_devices=2, kind="GPU")
+        self.assertEqual(code, 0, out)
+        found = re.search(
+            r"XLA: .* ([\d.]+) ms of\s+([\d.]+) ms;.* is\s+([\d.e+-]+)",
+            out.replace("\n", " "),
+        )
+        compiled, uncompiled, difference = map(float, found.groups())
+        self.assertGreater(min(compiled, uncompiled), 0)
+        self.assertLess(difference, 1e-6)
+        ops = [n.op for f in functions for graph in f for n in graph.node]
+        self.assertIn("_XlaCompile", ops)
+
+    @mock.patch.object(selfcheck, "_MOST_STAGES", 1)  # a model of one block
+    @mock.patch.object(selfcheck, "measure_device")
+    def test_no_check_begins_when_the_time_is_up(self, measure):
+        measure.return_value = DEVICES["A100"]
+        cases = [("one", {}), ("two", {})]
+        code, out = _main(lambda _: cases, "--seconds=0")
+        self.assertEqual(code, 0, out)
+        self.assertRegex(out, r"2 others .* not tried")
+        self.assertIn("one; two", out)
+        self.assertNotIn("works", out)
 
     def test_what_is_not_a_number_differs(self):
         # After a finite one, which `max` keeps.

@@ -6,10 +6,11 @@
 
 Trains a small model for three steps on every kind of mesh and by every schedule
 and compares its losses and weights with those of one device; measures matrix
-products, copies and links. The devices are the GPUs; or one of them, or the
-CPU, split into logical devices. Nothing is changed outside of the process. It
-takes one to two minutes on CPUs, and longer on GPUs; the exit code is 1 if
-something failed. With `--model` it trains yours instead, by `tfscale.compare`
+products, copies, links, and on GPUs what XLA gains. The devices are the GPUs;
+or one of them, or the CPU, split into logical devices. Nothing is changed
+outside of the process. It takes some minutes on CPUs; on GPUs no check begins
+after 90 seconds, or those of `--seconds`; the exit code is 1 if something
+failed. With `--model` it trains yours instead, by `tfscale.compare`
 on every kind of mesh: a function of no arguments that returns a compiled model,
 on a dataset, or a function that returns one.
 """
@@ -18,7 +19,9 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import pkgutil
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +43,12 @@ _NUM_STEPS, _BATCH_SIZE, _LENGTH, _WIDTH = 3, 16, 8, 32
 _TOLERANCE = 1e-4  # of the largest magnitude in a tensor of float32
 _LOGICAL_DEVICES, _MOST_DEVICES, _MOST_STAGES = 4, 8, 4
 _LOGICAL_GPU_MIB = 2048
+# Two minutes with the last check, and what comes before the first.
+_SECONDS_ON_GPUS = 90.0
+# Of the model with which XLA is measured: a step of some 10 ms on a GPU, in
+# less than 2 GiB.
+_XLA_WIDTH, _XLA_LENGTH, _XLA_ROWS = 1024, 256, 8
+_XLA_WARM_UP, _XLA_STEPS = 3, 15
 
 
 class NotHereError(Exception):
@@ -51,7 +60,7 @@ class Result:
     """The result of a check."""
 
     name: str
-    status: str  # "works", "differs", "fails" or "not here"
+    status: str  # "works", "differs", "fails", "not here" or "not tried"
     # From the numbers of one device, of the largest magnitude in a tensor.
     difference: float | None = None
     seconds: float | None = None
@@ -64,15 +73,24 @@ def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
     model = {"data": num_devices // 2, "model": 2}
     stages = min(num_devices, _MOST_STAGES)
     pipeline = {"data": num_devices // stages, "pipeline": stages}
-    yield "data", {"mesh": data}
-    for stage in (1, 2, 3):
-        yield f"data, zero_stage={stage}", {"mesh": data, "zero_stage": stage}
-    yield "data, offload='slots'", {"mesh": data, "offload": "slots"}
-    yield "model", {"mesh": model}
-    yield (
-        "model, sequence_parallel",
-        {"mesh": model, "sequence_parallel": True},
-    )
+    both = {"data": num_devices // 4, "pipeline": 2, "model": 2}
+    meshes: dict[str, dict[str, Any]] = {
+        "data": {"mesh": data},
+        "data, zero_stage=3": {"mesh": data, "zero_stage": 3},
+        "model": {"mesh": model},
+        "pipeline": {"mesh": pipeline, "pipeline": {}},
+        "all axes": {"mesh": both, "pipeline": {}},
+        "model, sequence_parallel": {"mesh": model, "sequence_parallel": True},
+        "data, offload='slots'": {"mesh": data, "offload": "slots"},
+        "data, zero_stage=1": {"mesh": data, "zero_stage": 1},
+        "data, zero_stage=2": {"mesh": data, "zero_stage": 2},
+    }
+    if num_devices < 4:
+        del meshes["all axes"]
+    yield from meshes.items()
+    # The time may be up before the last ones.
+    for name, options in meshes.items():
+        yield f"{name}, XLA", {**options, "jit": True}
     # A window of one batch of PipeDream is one device.
     for schedule in (*SCHEDULES, "auto", "pipedream"):
         yield (
@@ -81,22 +99,11 @@ def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
         )
     recompute = {"recompute": True}
     yield "pipeline, recompute", {"mesh": pipeline, "pipeline": recompute}
-    yield "data, XLA", {"mesh": data, "jit": True}
-    yield (
-        "data, zero_stage=3, XLA",
-        {"mesh": data, "zero_stage": 3, "jit": True},
-    )
-    yield "model, XLA", {"mesh": model, "jit": True}
-    yield "pipeline, XLA", {"mesh": pipeline, "pipeline": {}, "jit": True}
-    if num_devices >= 4:
-        both = {"data": num_devices // 4, "pipeline": 2, "model": 2}
-        yield "all axes", {"mesh": both, "pipeline": {}}
-        yield "all axes, XLA", {"mesh": both, "pipeline": {}, "jit": True}
 
 
 def cases_of_models(num_devices: int) -> dict[str, dict[str, Any]]:
     """Those of `cases` on which a user's model is compared."""
-    names = ("data", "model", "pipeline, 1f1b", "all axes")
+    names = ("data", "model", "pipeline", "all axes")
     return {
         name: options
         for name, options in cases(num_devices)
@@ -104,15 +111,47 @@ def cases_of_models(num_devices: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def build_model() -> keras.Model:
+def build_model(length: int = _LENGTH, width: int = _WIDTH) -> keras.Model:
     """Residual blocks of two layers that model ranks can divide."""
     keras.utils.set_random_seed(0)
-    inputs = x = keras.Input((_LENGTH, _WIDTH))
+    inputs = x = keras.Input((length, width))
     for _ in range(_MOST_STAGES):
         y = keras.layers.LayerNormalization()(x)
-        y = keras.layers.Dense(4 * _WIDTH, activation="gelu")(y)
-        x = keras.layers.Add()([x, keras.layers.Dense(_WIDTH)(y)])
+        y = keras.layers.Dense(4 * width, activation="gelu")(y)
+        x = keras.layers.Add()([x, keras.layers.Dense(width)(y)])
     return keras.Model(inputs, x, name="blocks")
+
+
+def measure_xla(num_devices: int) -> dict[str, float]:
+    """The time of a step on replicas with XLA and without, and their losses.
+
+    Returns:
+        The seconds of a step with XLA and without, and the largest difference
+        of their losses, of the largest loss.
+    """
+    rows = _XLA_ROWS * num_devices
+    x = np.random.default_rng(0).normal(size=(rows, _XLA_LENGTH, _XLA_WIDTH))
+    x = x.astype("float32")
+    seconds, losses = [], []
+    for jit_compile in (True, False):
+        keras.utils.clear_session()
+        mesh = tfscale.device_mesh(data=num_devices)
+        with tfscale.MeshStrategy(mesh).scope():
+            model = build_model(_XLA_LENGTH, _XLA_WIDTH)
+            sgd = keras.optimizers.SGD(0.05, momentum=0.9)
+            model.compile(sgd, "mse", jit_compile=jit_compile)
+        times, found = [], []
+        for _ in range(_XLA_WARM_UP + _XLA_STEPS):
+            begin = time.perf_counter()
+            found.append(float(model.train_on_batch(x, x[:, ::-1])))
+            times.append(time.perf_counter() - begin)
+        seconds.append(statistics.median(times[_XLA_WARM_UP:]))
+        losses.append(np.array(found))
+    return {
+        "compiled": seconds[0],
+        "uncompiled": seconds[1],
+        "difference": _difference(losses[:1], losses[1:]),
+    }
 
 
 def train(
@@ -257,6 +296,8 @@ def use_devices() -> tuple[str, int]:
     if len(gpus) < 2:
         limit = _LOGICAL_GPU_MIB if gpus else None
         tfscale.use_virtual_devices(_LOGICAL_DEVICES, kind, memory_limit=limit)
+    # Without it XLA compiles no clusters on CPUs; TensorFlow has not read it.
+    os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit")
     number = min(len(tf.config.list_logical_devices(kind)), _MOST_DEVICES)
     return kind, 2 ** (number.bit_length() - 1)
 
@@ -272,13 +313,27 @@ def measure_speed(num_devices: int) -> dict[str, float]:
     }
 
 
-def report(model: str | None = None, data: str | None = None) -> dict[str, Any]:
-    """All that is found out, as JSON has it."""
+def report(
+    model: str | None = None,
+    data: str | None = None,
+    limit: float | None = None,
+) -> dict[str, Any]:
+    """All that is found out, as JSON has it.
+
+    Args:
+        model: See `found_in`; the user's, if there is one.
+        data: Likewise.
+        limit: After so many seconds no check begins.
+    """
+    begin = time.perf_counter()
     # Each check has functions of its own: no news that these are traced.
     tf.get_logger().setLevel("ERROR")
     tf.config.experimental.enable_tensor_float_32_execution(False)
     kind, number = use_devices()
+    if limit is None:
+        limit = _SECONDS_ON_GPUS if kind == "GPU" else np.inf
     speed: dict[str, float] = {}
+    xla: dict[str, float] = {}
     results: list[Result] = []
     if model is not None:
         build, dataset = found_in(model), found_in(data or "")
@@ -286,24 +341,39 @@ def report(model: str | None = None, data: str | None = None) -> dict[str, Any]:
             run = functools.partial(compare, build, dataset, **options)
             results.append(check_model(name, run))
             print(f"{name}: {results[-1].status}", file=sys.stderr, flush=True)
-        return _as_json(kind, number, speed, results)
+        return _as_json(kind, number, speed, xla, results)
     try:
         speed = measure_speed(number)
     except Exception as error:  # It must not hide the checks.
         why = f"{type(error).__name__}: {error}"
         results.append(Result("speed", "fails", why=why))
+    if kind == "GPU":
+        # Parts of one GPU share it.
+        is_split = len(tf.config.list_physical_devices(kind)) < 2
+        try:
+            xla = measure_xla(1 if is_split else number)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            results.append(Result("speed of XLA", "fails", why=why))
     expected = train()
+    left = []
     for name, options in cases(number):
+        if time.perf_counter() - begin > limit:
+            left.append(name)
+            continue
         result = check(name, lambda o=options: train(**o), expected)  # type: ignore[misc]
         # What is known if somebody ends it.
         print(f"{name}: {result.status}", file=sys.stderr, flush=True)
         results.append(result)
     ones = [np.ones((number, 1024), "float32")]
     results.append(check("NCCL", reduce_by_nccl, ones))
-    return _as_json(kind, number, speed, results)
+    if left:
+        why = f"The time was up: {'; '.join(left)}. Pass more --seconds."
+        results.append(Result(f"{len(left)} others", "not tried", why=why))
+    return _as_json(kind, number, speed, xla, results)
 
 
-def _as_json(kind, number, speed, results):
+def _as_json(kind, number, speed, xla, results):
     return {
         "versions": {
             "tfscale": tfscale.__version__,
@@ -314,6 +384,7 @@ def _as_json(kind, number, speed, results):
         "machine": [str(d) for d in tf.config.list_physical_devices()],
         "devices": f"{number} x {kind}",
         "speed": speed,
+        "xla": xla,
         "checks": [dataclasses.asdict(result) for result in results],
     }
 
@@ -331,6 +402,14 @@ def print_table(found: dict[str, Any]) -> None:
     console.print(", ".join(f"{k} {v}" for k, v in found["versions"].items()))
     speed = [f"{value:.3g} {name}" for name, value in found["speed"].items()]
     console.print(", ".join([f"{found['devices']}, each", *speed]))
+    if xla := found["xla"]:
+        ratio = xla["compiled"] / xla["uncompiled"]
+        console.print(
+            f"XLA: with jit_compile=True a step takes {ratio:.2f} of its time "
+            f"without, {1e3 * xla['compiled']:.1f} ms of "
+            f"{1e3 * xla['uncompiled']:.1f} ms; the largest difference of "
+            f"losses is {xla['difference']:.1e}"
+        )
     for result in found["checks"]:
         if result["why"]:
             text = f"{result['name']}, {result['status']}: {result['why']}"
@@ -345,12 +424,13 @@ def main(args: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="for an issue")
+    parser.add_argument("--seconds", type=float, help="then no check begins")
     parser.add_argument("--model", help="module:build_model, a function")
     parser.add_argument("--data", help="module:dataset, of `--model`")
     options = parser.parse_args(args)
     if (options.model is None) != (options.data is None):
         parser.error("--model and --data must be given together.")
-    found = report(options.model, options.data)
+    found = report(options.model, options.data, options.seconds)
     if options.json:
         print(json.dumps(found, indent=1))
     else:
