@@ -20,6 +20,7 @@ from benchmarks.pipeline.worker import build_gpt
 from benchmarks.step_clock import StepClock
 
 DEFAULTS = {
+    "network": "gpt",  # or "resnet": ResNet-50 of images of `length` pixels
     "plain": False,  # Keras alone, on the whole chip
     "data": 1,
     "pipeline": 0,  # No pipeline; 1 is a pipeline of one stage.
@@ -47,6 +48,13 @@ def make_model(config):
 
     def build():
         keras.utils.set_random_seed(0)
+        if config["network"] == "resnet":
+            return keras.applications.ResNet50(
+                weights=None,
+                input_shape=(config["length"], config["length"], 3),
+                classes=VOCABULARY,
+                classifier_activation=None,
+            )
         return build_gpt(
             *(config[k] for k in ("blocks", "width", "length", "heads"))
         )
@@ -83,7 +91,13 @@ def make_model(config):
 
 
 def make_batches(config):
-    """The same random tokens in every step."""
+    """The same random tokens, or images, in every step."""
+    if config["network"] == "resnet":
+        generator = np.random.default_rng(0)
+        shape = (config["batch"], config["length"], config["length"], 3)
+        images = generator.normal(size=shape).astype("float32")
+        classes = generator.integers(VOCABULARY, size=config["batch"])
+        return tf.data.Dataset.from_tensors((images, classes)).repeat()
     tokens = np.random.default_rng(0).integers(
         VOCABULARY, size=(config["batch"], config["length"] + 1)
     )
