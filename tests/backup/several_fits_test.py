@@ -8,6 +8,7 @@ import functools
 import json
 import signal
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -91,6 +92,7 @@ def run(*arguments):
 
 class SeveralFitsTest(parameterized.TestCase):
     @parameterized.parameters("one model", "folds", "pipelines")
+    @pytest.mark.crossing(every=3)
     def test_each_goes_on_from_its_own_backup(self, kind):
         # A restart makes the steps of earlier ones again.
         folder = self.create_tempdir().full_path
