@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import io
 import json
 import re
@@ -153,6 +154,14 @@ class MainTest(parameterized.TestCase):
         self.assertRegex(out, r"2 others .* not tried")
         self.assertIn("one; two", out)
         self.assertNotIn("works", out)
+
+    def test_cpus_without_the_flag_of_xla_are_not_said_to_compile(self):
+        # The row said that it works, and nothing was compiled.
+        run = functools.partial(selfcheck.train, {"data": 2}, jit=True)
+        with mock.patch.dict(selfcheck.os.environ, TF_XLA_FLAGS=""):
+            result = selfcheck.check("data, XLA", run, [])
+        self.assertEqual(result.status, "not here")
+        self.assertIn("TF_XLA_FLAGS=", result.why)
 
     def test_what_is_not_a_number_differs(self):
         # After a finite one, which `max` keeps.

@@ -8,9 +8,9 @@ Trains a small model for three steps on every kind of mesh and by every schedule
 and compares its losses and weights with those of one device; measures matrix
 products, copies, links, and on GPUs what XLA gains. The devices are the GPUs;
 or one of them, or the CPU, split into logical devices. Nothing is changed
-outside of the process. It takes some minutes on CPUs; on GPUs no check begins
-after 90 seconds, or those of `--seconds`; the exit code is 1 if something
-failed. With `--model` it trains yours instead, by `tfscale.compare`
+outside of the process. It takes one to two minutes on CPUs; on GPUs no check
+begins after 90 seconds, or those of `--seconds`; the exit code is 1 if
+something failed. With `--model` it trains yours instead, by `tfscale.compare`
 on every kind of mesh: a function of no arguments that returns a compiled model,
 on a dataset, or a function that returns one.
 """
@@ -48,6 +48,7 @@ _SECONDS_ON_GPUS = 90.0
 # Of the model with which XLA is measured: a step of some 10 ms on a GPU, in
 # less than 2 GiB.
 _XLA_WIDTH, _XLA_LENGTH, _XLA_ROWS = 1024, 256, 8
+_FLAG_OF_CPUS = "--tf_xla_cpu_global_jit"
 _XLA_WARM_UP, _XLA_STEPS = 3, 15
 
 
@@ -168,6 +169,9 @@ def train(
     """
     strategy: tf.distribute.Strategy = tf.distribute.get_strategy()
     if mesh is not None:
+        # Stages are compiled as functions.
+        if jit and (pipeline is None or "model" in mesh):
+            _check_clusters()
         made = tfscale.device_mesh(**mesh)
         layouts = None
         if "model" in mesh:
@@ -187,6 +191,16 @@ def train(
         x, x[:, ::-1], batch_size=_BATCH_SIZE, epochs=_NUM_STEPS, verbose=0
     )
     return [np.array(history.history["loss"]), *model.get_weights()]
+
+
+def _check_clusters():
+    if tf.config.list_logical_devices("GPU"):
+        return
+    if _FLAG_OF_CPUS not in os.environ.get("TF_XLA_FLAGS", ""):
+        raise NotHereError(
+            "On CPUs XLA compiles clusters if the environment has "
+            f"TF_XLA_FLAGS={_FLAG_OF_CPUS}."
+        )
 
 
 def compare(
@@ -296,8 +310,6 @@ def use_devices() -> tuple[str, int]:
     if len(gpus) < 2:
         limit = _LOGICAL_GPU_MIB if gpus else None
         tfscale.use_virtual_devices(_LOGICAL_DEVICES, kind, memory_limit=limit)
-    # Without it XLA compiles no clusters on CPUs; TensorFlow has not read it.
-    os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit")
     number = min(len(tf.config.list_logical_devices(kind)), _MOST_DEVICES)
     return kind, 2 ** (number.bit_length() - 1)
 
