@@ -20,6 +20,7 @@ import numpy as np
 from absl import app
 from absl import flags
 
+from examples import finite_float
 from examples import mlp
 
 flags.adopt_module_key_flags(mlp)
@@ -27,7 +28,7 @@ flags.adopt_module_key_flags(mlp)
 CRITERION = flags.DEFINE_enum(
     "criterion", "norm", ["norm", "apoz"], "Which neurons are kept."
 )
-KEEP = flags.DEFINE_float(
+KEEP = finite_float.define(
     "keep",
     0.25,
     "Share of the neurons to keep at most.",

@@ -20,6 +20,7 @@ from absl import app
 from absl import flags
 
 from examples import distillation
+from examples import finite_float
 from examples import mlp
 
 flags.adopt_module_key_flags(mlp)
@@ -27,10 +28,10 @@ flags.adopt_module_key_flags(mlp)
 NUM_TEACHERS = flags.DEFINE_integer(
     "num_teachers", 2, "Whose mean logits are learned.", lower_bound=1
 )
-TEMPERATURE = flags.DEFINE_float(
+TEMPERATURE = finite_float.define(
     "temperature", 3.0, "Of both softmaxes.", lower_bound=0.1
 )
-ALPHA = flags.DEFINE_float(
+ALPHA = finite_float.define(
     "alpha",
     0.5,
     "Share of the soft targets in the second stage.",
@@ -49,7 +50,7 @@ NOISY_STUDENT_ROUNDS = flags.DEFINE_integer(
     "Rounds in which a student becomes the teacher; 0 distils instead.",
     lower_bound=0,
 )
-CONFIDENCE = flags.DEFINE_float(
+CONFIDENCE = finite_float.define(
     "confidence", 0.3, "What pseudo-labels must have.", lower_bound=0.0
 )
 

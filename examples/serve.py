@@ -20,6 +20,8 @@ import numpy as np
 from absl import app
 from absl import flags
 
+from examples import finite_float
+
 MODEL_PATH = flags.DEFINE_string(
     "model_path", None, "What `tfscale.export` wrote."
 )
@@ -40,16 +42,16 @@ MIN_REPLICAS = flags.DEFINE_integer(
 MAX_REPLICAS = flags.DEFINE_integer(
     "max_replicas", 1, "Replicas while there are many.", lower_bound=1
 )
-ONGOING_REQUESTS = flags.DEFINE_float(
+ONGOING_REQUESTS = finite_float.define(
     "ongoing_requests", 32, "Requests that a replica should have at a time."
 )
-SCALING_DELAY = flags.DEFINE_float(
+SCALING_DELAY = finite_float.define(
     "scaling_delay", 30, "Seconds of more or fewer requests before it scales."
 )
 MAX_BATCH_SIZE = flags.DEFINE_integer(
     "max_batch_size", 32, "Requests of a batch.", lower_bound=1
 )
-BATCH_TIMEOUT = flags.DEFINE_float(
+BATCH_TIMEOUT = finite_float.define(
     "batch_timeout", 0.002, "Seconds that a request waits for others."
 )
 BATCHES_IN_FLIGHT = flags.DEFINE_integer(

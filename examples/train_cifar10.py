@@ -3,13 +3,14 @@
     python -m examples.train_cifar10 --flagfile=configs/cifar10_mirrored.flags
     python -m examples.train_cifar10 --flagfile=configs/cifar10_pipeline.flags
 
-`--dataset=cifar10` is downloaded by tensorflow-datasets; `--dataset=photo`
-needs no network. Without accelerators, virtual CPU devices of one core each
-take their place.
+`--dataset=cifar10` is downloaded by tensorflow-datasets, or read from
+`--data_dir` if that has it; `--dataset=photo` needs no network. Without
+accelerators, virtual CPU devices of one core each take their place.
 """
 
-import math
 import os
+import urllib.error
+import urllib.request
 
 # Before TensorFlow is imported: it has notes on how it was built. To see them,
 # set another level (0 is all).
@@ -21,13 +22,17 @@ from absl import app
 from absl import flags
 
 import tfscale
+from examples import finite_float
 from tfscale import data
 
 DATASET = flags.DEFINE_enum(
     "dataset", "cifar10", ["cifar10", "photo"], "What to learn from."
 )
 DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Where tensorflow-datasets keeps its data."
+    "data_dir",
+    None,
+    "Where tensorflow-datasets keeps its data: a folder with cifar10/3.0.2. By "
+    "default ~/tensorflow_datasets.",
 )
 STRATEGY = flags.DEFINE_enum(
     "strategy",
@@ -53,14 +58,8 @@ BATCH_SIZE = flags.DEFINE_integer(
 NUM_EPOCHS = flags.DEFINE_integer(
     "num_epochs", 5, "Times to go through the pictures.", lower_bound=1
 )
-LEARNING_RATE = flags.DEFINE_float(
+LEARNING_RATE = finite_float.define(
     "learning_rate", 1e-3, "Highest learning rate.", lower_bound=0.0
-)
-# A flag's bounds let a NaN pass.
-flags.register_validator(
-    "learning_rate",
-    math.isfinite,
-    message="A learning rate is a finite number.",
 )
 WIDTH = flags.DEFINE_integer(
     "width", 32, "Filters of the first layers.", lower_bound=1
@@ -83,6 +82,8 @@ flags.register_multi_flags_validator(
     ),
     "--batch_size must be a multiple of --num_devices.",
 )
+
+SERVER = "https://www.cs.toronto.edu"  # of CIFAR-10
 
 
 def devices():
@@ -114,11 +115,35 @@ def brighten(image, label, seed):
     return tf.image.stateless_random_brightness(image, 0.2, seed), label
 
 
+def check_download():
+    """Ends the program if the pictures are not here, and cannot be downloaded.
+
+    tensorflow-datasets tries for minutes.
+    """
+    import tensorflow_datasets  # imported here, because it takes seconds
+
+    builder = tensorflow_datasets.builder("cifar10", data_dir=DATA_DIR.value)
+    if builder.is_prepared():
+        return
+    try:
+        urllib.request.urlopen(SERVER, timeout=10.0).close()
+    except urllib.error.HTTPError:  # it answers
+        pass
+    except OSError as error:
+        raise SystemExit(
+            f"CIFAR-10 is not in {builder.data_path}, and {SERVER} cannot be "
+            f"reached: {error}. Set --data_dir to a folder where "
+            "tensorflow-datasets has prepared it on another machine, or "
+            "--dataset=photo, which needs no network."
+        ) from None
+
+
 def make_dataset(split):
     """Batches of one split; `train` is shuffled and augmented."""
     if DATASET.value == "photo":
         source, augment = data.photo_patches(split), brighten
     else:
+        check_download()
         source = data.tfds("cifar10", split, data_dir=DATA_DIR.value)
         augment = flip
     training = split == "train"

@@ -16,7 +16,6 @@ optimizer begin anew in each round. For real devices an engine such as Flower
 calls the same three methods: `get_weights`, `fit`, `set_weights`.
 """
 
-import math
 import os
 import zlib
 
@@ -29,6 +28,7 @@ from absl import app
 from absl import flags
 
 import tfscale
+from examples import finite_float
 from examples import mlp
 from tfscale.cluster import cluster_from_environment
 
@@ -40,21 +40,15 @@ NUM_CLIENTS = flags.DEFINE_integer(
 NUM_ROUNDS = flags.DEFINE_integer(
     "num_rounds", 5, "Times to average.", lower_bound=1
 )
-DROPOUT = flags.DEFINE_float(
+DROPOUT = finite_float.define(
     "dropout",
     0.0,
     "Share of the clients that a round loses.",
     lower_bound=0.0,
     upper_bound=0.9,
 )
-LOCAL_LEARNING_RATE = flags.DEFINE_float(
+LOCAL_LEARNING_RATE = finite_float.define(
     "local_learning_rate", 0.1, "Of the clients' SGD.", lower_bound=0.0
-)
-# A flag's bounds let a NaN pass.
-flags.register_validator(
-    "local_learning_rate",
-    math.isfinite,
-    message="A learning rate is a finite number.",
 )
 WIDTH = flags.DEFINE_integer("width", 32, "Neurons of a layer.", lower_bound=8)
 ONE_STEP = flags.DEFINE_boolean(

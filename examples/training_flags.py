@@ -1,9 +1,8 @@
 """Flags of the examples that train a language model on bytes of text."""
 
-import math
-
 from absl import flags
 
+from examples import finite_float
 from examples import texts
 
 TEXT_FILES = flags.DEFINE_string(
@@ -26,7 +25,7 @@ SEQUENCE_LENGTH = flags.DEFINE_integer(
     "Number of bytes that the model reads.",
     lower_bound=1,
 )
-DROPOUT = flags.DEFINE_float(
+DROPOUT = finite_float.define(
     "dropout", 0.0, "Dropout rate.", lower_bound=0.0, upper_bound=0.9
 )
 BATCH_SIZE = flags.DEFINE_integer(
@@ -44,14 +43,8 @@ STEPS_PER_EPOCH = flags.DEFINE_integer(
 VALIDATION_STEPS = flags.DEFINE_integer(
     "validation_steps", 10, "Batches of each validation.", lower_bound=1
 )
-LEARNING_RATE = flags.DEFINE_float(
+LEARNING_RATE = finite_float.define(
     "learning_rate", 3e-3, "Learning rate, the highest.", lower_bound=0.0
-)
-# A flag's bounds let a NaN pass.
-flags.register_validator(
-    "learning_rate",
-    math.isfinite,
-    message="A learning rate is a finite number.",
 )
 NUM_REPLICAS = flags.DEFINE_integer(
     "num_replicas",

@@ -1,3 +1,4 @@
+import os
 import re
 
 import pytest
@@ -13,12 +14,42 @@ import tensorflow_datasets as tfds
 from absl import app
 from examples import train_cifar10
 
+train_cifar10.check_download = lambda: None
 with tfds.testing.mock_data(num_examples=20):
     app.run(train_cifar10.main)
 """
 
 
+# As a machine without a network: a port at which nobody listens.
+WITHOUT_NETWORK = """
+from absl import app
+from examples import train_cifar10
+
+train_cifar10.SERVER = "http://localhost:1"
+app.run(train_cifar10.main)
+"""
+
+
 class TrainCifar10Test(parameterized.TestCase):
+    def test_without_a_network_it_says_so_at_once(self):
+        # tensorflow-datasets tried for 150 seconds.
+        folder = self.create_tempdir().full_path
+        process = forked_python.run(
+            [
+                *("-c", WITHOUT_NETWORK),
+                "--flagfile=configs/cifar10_mirrored.flags",
+                f"--data_dir={folder}",
+            ],
+            REPOSITORY,
+            timeout=100,
+        )
+        self.assertEqual(process.returncode, 1, process.stderr)
+        self.assertRegex(
+            process.stderr,
+            f"{folder}.*localhost:1.*--data_dir.*--dataset=photo",
+        )
+        self.assertEmpty(os.listdir(folder))
+
     @parameterized.parameters(
         ("cifar10_pipeline.flags", "--batch_size=8", "--num_microbatches=2"),
         # Thousands of patches: large batches for a small network.
