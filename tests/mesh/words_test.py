@@ -1,10 +1,12 @@
 """Wrong uses of meshes and strategies: errors say what to do instead."""
 
 import functools
+import warnings
 
 import keras
 import numpy as np
 import tensorflow as tf
+from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
@@ -201,3 +203,106 @@ class ByHandTest(parameterized.TestCase):
             for fn in (branch, outside)
         )
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class Accumulates(keras.Model):
+    """Updates every other batch, by a branch, a loop or a function."""
+
+    def __init__(self, *args, way="branch", sums_first=False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.way, self.sums_first = way, sums_first
+        self.count = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+        self.sums = [
+            self.add_weight(shape=v.shape, initializer="zeros", trainable=False)
+            for v in self.trainable_variables
+        ]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        grads = tape.gradient(loss, variables)
+        if self.sums_first:
+            grads = tfscale.sum_gradients(grads, variables)
+        for total, gradient in zip(self.sums, grads):
+            total.assign(total + gradient)
+
+        def update():
+            sums = [tf.convert_to_tensor(total) for total in self.sums]
+            self.optimizer.apply(sums, variables)
+            return tf.constant(1)
+
+        if self.way == "branch":
+            is_due = tf.equal(self.count % 2, 1)
+            tf.cond(is_due, update, lambda: tf.constant(0))
+        elif self.way == "loop":
+            tf.while_loop(lambda i: i < 1, lambda i: update() + i, [0])
+        else:
+            tf.function(update, autograph=False)()
+        self.count.assign_add(1)
+        return {"loss": loss}
+
+
+class AccumulatesTest(parameterized.TestCase):
+    @parameterized.product(
+        way=("branch", "loop", "function"), zero_stage=(0, 1, 3)
+    )
+    def test_on_replicas_it_is_refused(self, way, zero_stage):
+        # "merge_call called while defining a new graph or a tf.function."
+        x = np.ones((8, 64), "float32")
+        with strategy(zero_stage=zero_stage).scope():
+            inputs = keras.Input((64,))
+            hidden = keras.layers.Dense(128, name="up")(inputs)
+            outputs = keras.layers.Dense(64, name="down")(hidden)
+            model = Accumulates(
+                inputs, outputs, way=way, sums_first=zero_stage == 3
+            )
+            model.compile("sgd", "mse")
+        before = model.get_weights()
+        with self.assertRaisesRegex(
+            ValueError,
+            "(?s)in a branch, a loop.*`gradient_accumulation_steps`.*"
+            "`tfscale.callbacks.GradientAccumulation`",
+        ):
+            model.fit(x, x, verbose=0)
+        for a, b in zip(before, model.get_weights()):
+            np.testing.assert_array_equal(a, b)
+
+    def test_with_the_callback_it_is_refused(self):
+        inputs = keras.Input((4,))
+        model = Accumulates(inputs, keras.layers.Dense(4)(inputs))
+        model.compile("sgd", "mse")
+        callback = tfscale.callbacks.GradientAccumulation(2)
+        with self.assertRaisesRegex(
+            ValueError, "Received: a call inside of a .*branch.*one update"
+        ):
+            model.fit(X, X, verbose=0, callbacks=[callback])
+
+
+def _mean(y, predicted):
+    return keras.ops.mean((y - predicted) ** 2)
+
+
+class WarningsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        dict(data=2), dict(data=4), dict(data=2, pipeline=2)
+    )
+    def test_they_come_once_and_not_once_a_replica(self, **axes):
+        with tfscale.MeshStrategy(tfscale.device_mesh(**axes)).scope():
+            model = build()
+            if "pipeline" in axes:
+                model = tfscale.PipelineModel(model, 2)
+            model.compile("sgd", _mean)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model.fit(X, X, batch_size=4, epochs=2, verbose=0)
+        texts = [str(one.message) for one in found]
+        self.assertLen(texts, 1)
+        self.assertIn("the loss '_mean'", texts[0])
+
+
+if __name__ == "__main__":
+    absltest.main()

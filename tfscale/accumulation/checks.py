@@ -48,8 +48,10 @@ def check_updates(
             "With GradientAccumulation the optimizer that was given to "
             "`compile` must be the only one that changes weights in "
             f"`train_step`. Received: {by}, which would do so in each "
-            "microbatch. Do it in a callback, or accumulate by hand in such a "
-            "`train_step`."
+            "microbatch. Do it in a callback between steps; or remove "
+            "GradientAccumulation, and add up the gradients of parts of the "
+            "batch in `train_step`, as docs/accumulation.md does for two "
+            "optimizers."
         )
 
 

@@ -53,14 +53,17 @@ class GradientCapture:
                     if optimizer is self._optimizer
                     else f"a call of another optimizer, {optimizer.name!r}."
                 )
-                + " Accumulate by hand in such a `train_step`."
+                + " Remove the callback, and add up the gradients of parts of "
+                "the batch in `train_step`, as docs/accumulation.md does for "
+                "two optimizers."
             )
         if self._graph is not tf.compat.v1.get_default_graph():
             raise ValueError(
                 "With GradientAccumulation `train_step` must call the "
                 "optimizer itself. Received: a call inside of a "
-                "`tf.function`, a branch or a loop. Leave the `tf.function` "
-                "away: `fit` puts the whole step into one."
+                "`tf.function`, a branch or a loop. Call it in each step: the "
+                "callback makes one update of all microbatches, and `fit` puts "
+                "the step into a `tf.function`."
             )
         self._has_captured = True
         extended = tf.distribute.get_strategy().extended
