@@ -21,6 +21,7 @@ from absl import app
 from absl import flags
 
 import tfscale
+from examples import hub
 from examples import meshes
 from examples import texts
 from examples import training_flags as shared
@@ -93,18 +94,6 @@ flags.register_validator(
 )
 
 
-def import_keras_hub():
-    """keras_hub, which tfscale itself does not need."""
-    try:
-        import keras_hub
-    except ImportError as error:
-        raise app.UsageError(
-            "This example needs keras_hub. Install it with "
-            '`pip install "keras-hub>=0.26"`.'
-        ) from error
-    return keras_hub
-
-
 def build_model(models):
     """A causal language model, with the same weights each time.
 
@@ -161,7 +150,7 @@ def to_inputs(tokens, targets):
 
 def main(argv):
     del argv
-    models = import_keras_hub().models
+    models = hub.models()
     mesh = meshes.make_mesh(
         data=shared.NUM_REPLICAS.value, model=shared.MODEL_PARALLEL.value
     )

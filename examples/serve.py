@@ -1,6 +1,6 @@
 """Serves what `tfscale.export` wrote, by Ray Serve, as TensorFlow Serving does.
 
-    pip install -e ".[serving]"
+    pip install -e ".[ray]"
     python -m examples.serve --model_path=served/1 --devices_per_replica=2 \
         --max_replicas=4
 

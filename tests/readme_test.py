@@ -4,6 +4,7 @@ import importlib.util
 import io
 import os
 import re
+import unittest
 from unittest import mock
 
 import keras
@@ -99,7 +100,11 @@ class ReadmeTest(tf.test.TestCase, parameterized.TestCase):
 class PagesTest(parameterized.TestCase):
     # That of the input needs files: input_page_test.py.
     @parameterized.parameters(
-        *(p for p in PAGES if p != "docs/input.md" and p not in COMBINING)
+        *(
+            page
+            for page in PAGES
+            if page not in ("docs/input.md", "docs/search.md", *COMBINING)
+        )
     )
     def test_the_programs_of_a_page_run_one_after_the_other(self, page):
         self._run(page)
@@ -113,6 +118,13 @@ class PagesTest(parameterized.TestCase):
     @pytest.mark.crossing
     def test_the_programs_of_a_page_as_they_are(self, page):
         self._run(page, is_smaller=False)
+
+    @unittest.skipUnless(
+        importlib.util.find_spec("keras_tuner"), "needs KerasTuner"
+    )
+    @pytest.mark.crossing
+    def test_the_programs_of_the_page_about_search(self):
+        self._run("docs/search.md")
 
     def _run(self, page, is_smaller=True):
         keras.utils.set_random_seed(0)
