@@ -33,9 +33,6 @@ MAY_FAIL = {
     r"test_warning_for_mismatched_inputs_structure": (
         "expects one warning, and each replica gives one"
     ),
-    r"test_required_none_raises_in_fit|optional_none$": (
-        "None among the tensors of a batch is refused on replicas"
-    ),
     r"^losses/": (
         "Keras divides a loss that is called outside of a step by the replicas"
     ),

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
+from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -62,6 +64,59 @@ def functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
         yield graph.node
         for each in graph.library.function:
             yield each.node_def
+
+
+class NoTensor(NamedTuple):
+    """None in a batch of replicas, as a structure without tensors.
+
+    TensorFlow's iterators for replicas do not take None, of which they would
+    need a value for replicas without a batch. Keras makes an empty `Optional`
+    of a None from Python, and None of that where it passes a batch to a step:
+    not so in a batch of replicas.
+    """
+
+
+def without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset with `NoTensor` in the place of None."""
+    nothing = tf.NoneTensorSpec(), tf.OptionalSpec(None)
+    if not any(
+        spec in nothing for spec in tf.nest.flatten(dataset.element_spec)
+    ):
+        return dataset
+    return map_values(
+        dataset, lambda value, spec: NoTensor() if spec in nothing else value
+    )
+
+
+def with_none(structure: Any) -> Any:
+    """A structure with None in the place of `NoTensor`."""
+    return keras.tree.traverse(
+        lambda x: keras.tree.MAP_TO_NONE if isinstance(x, NoTensor) else None,
+        structure,
+    )
+
+
+def spec_of_batch(element_spec: Any) -> Any:
+    """The spec of a batch as a step of Keras takes it: None is None there."""
+    kinds = tf.NoneTensorSpec, tf.OptionalSpec
+    return tf.nest.map_structure(
+        lambda spec: None if isinstance(spec, kinds) else spec,
+        with_none(element_spec),
+    )
+
+
+def map_values(
+    dataset: tf.data.Dataset, function: Callable[[Any, Any], Any]
+) -> tf.data.Dataset:
+    """Maps each tensor of an element, or composite tensor, with its spec."""
+    structure = dataset.element_spec
+    specs = tf.nest.flatten(structure)
+
+    def of_element(*element):
+        values = map(function, tf.nest.flatten(element), specs)
+        return tf.nest.pack_sequence_as(structure, list(values))
+
+    return dataset.map(of_element)
 
 
 class SharedIterator(DistributedIterator):

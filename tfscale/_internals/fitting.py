@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import datasets
 from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
 from tfscale._internals.stack import calls_of_all_threads
@@ -180,7 +181,8 @@ def element_spec_of(epochs: EpochIterator) -> Any:
             return spec._value_specs[0]
         return spec
 
-    return tf.nest.map_structure(of_one, distributed_spec_of(epochs))
+    spec = tf.nest.map_structure(of_one, distributed_spec_of(epochs))
+    return datasets.spec_of_batch(spec)
 
 
 def distributed_spec_of(epochs: EpochIterator) -> Any:

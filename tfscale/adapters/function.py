@@ -5,10 +5,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import keras
-import tensorflow as tf
-
 from tfscale._internals import attributes
+from tfscale._internals import datasets
 from tfscale._internals import in_place
 from tfscale._internals import releases
 
@@ -38,10 +36,7 @@ def trace(function: Callable[[Any], Any], element_spec: Any) -> None:
     if step is None:
         return
 
-    def without_optional(spec):
-        return None if isinstance(spec, tf.OptionalSpec) else spec
-
-    batch = keras.tree.map_structure(without_optional, element_spec)
+    batch = datasets.spec_of_batch(element_spec)
     in_place.put(step, TracedFunction, is_only_traced=True)
     try:
         # No iterator of tf.data, from which Keras would take a batch.

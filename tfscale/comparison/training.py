@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale.adapters.optimizer import optimizers_of
 from tfscale.adapters.row_optimizer import adapt_dense_optimizer
@@ -69,7 +70,8 @@ class Training:
         if has_call and not all(
             layer.built for layer in attributes.flatten_layers(model)
         ):
-            fitting.build(self.trained, self._data.element_spec)
+            spec = datasets.spec_of_batch(self._data.element_spec)
+            fitting.build(self.trained, spec)
 
     def _be_one_device(self):
         model = self.trained

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import datasets
 from tfscale._internals import symbols
 from tfscale.adapters.compiled_model import predicting_in_clusters
 from tfscale.adapters.model import adapt_model
@@ -219,6 +220,8 @@ class MeshExtended(symbols.MirroredExtended):
         return results
 
     def _call(self, fn, args, kwargs):
+        # Iterators in a graph have no None.
+        args, kwargs = datasets.with_none((args, kwargs))
         is_divided = any(map(is_of_threads, tf.nest.flatten((args, kwargs))))
         if not is_divided and attributes.predicting_model(fn) is not None:
             check_one_process(
@@ -306,6 +309,8 @@ class MeshExtended(symbols.MirroredExtended):
             return self.reducer.on_each(reduce_op, [value])[0]
 
         def reduce(value):
+            if value is None:
+                return None
             is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
             is_mirrored = isinstance(value, symbols.Mirrored)
             if self.workers is not None:

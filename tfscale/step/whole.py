@@ -99,6 +99,7 @@ def _predict(fn, *args, **kwargs):
 def _run_on_shard(model, fn, is_divided, *args, **kwargs):
     """Runs a step on a shard, or on rows that all replicas have."""
     data = keras.tree.flatten((args, kwargs))
+    data = [each for each in data if each is not None]
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     layers = attributes.flatten_layers(model)

@@ -90,9 +90,6 @@ class AnyDataTest(parameterized.TestCase):
             for model in (build(), build(data=data))
         ]
         np.testing.assert_allclose(*logs, rtol=1e-5)
-        weights = ((x, None, y) for x, y, _ in batches())
-        with self.assertRaisesRegex(ValueError, "None before or among"):
-            build(data=data).fit(weights, verbose=0)
 
     def test_predictions_of_fewer_rows_than_replicas(self):
         # Keras takes what is added for a bias if it has no rows.

@@ -27,14 +27,15 @@ from tfscale.mesh.inputs.position_tracker import PositionTracker
 class MeshIterator(datasets.SharedIterator):
     """Takes the batches of a step, and counts them."""
 
-    def __init__(self, iterator, is_ordinary, must_have_batch, tracker):
+    def __init__(self, iterator, is_ordinary, purpose, tracker):
         super().__init__(iterator, is_ordinary)
-        self._must_have_batch = must_have_batch
+        self._is_probe = purpose == "probe"
+        self._must_have_batch = purpose in ("probe", "predict")
         self._tracker = tracker
 
     def __next__(self):
         try:
-            batch = super().__next__()
+            batch = datasets.with_none(super().__next__())
         except StopIteration:
             if self._must_have_batch:
                 raise ValueError(
@@ -45,6 +46,9 @@ class MeshIterator(datasets.SharedIterator):
                 ) from None
             raise
         self._must_have_batch = False
+        if self._is_probe:
+            # Keras would not, if any of it is None.
+            return self._strategy.reduce("MEAN", batch, axis=None)
         if self._tracker is not None:
             self._tracker.count_batches(1)
         return batch
@@ -99,7 +103,7 @@ class _MeshData:
         return MeshIterator(
             data.__iter__(),
             is_ordinary,
-            must_have_batch=purpose in ("probe", "predict"),
+            purpose=purpose,
             tracker=tracker,
         )
 

@@ -61,22 +61,14 @@ class MeshInputs:
             common_configuration.check(epochs, self._workers, begins=False)
         batches = py_dataset.first_batches_from_python(epochs)
         if batches is None:
-            return self._of_dataset(dataset, options, _without_none)
+            return self._of_dataset(dataset, options)
         # What Keras reads of Python is read when Keras reads it.
         kind = MeshDatasetOfPython
-        distributed = self._of_dataset(dataset, options, _without_none, kind)
-        distributed.probe_batches = self._of_dataset(
-            batches, options, _without_none, kind
-        )
+        distributed = self._of_dataset(dataset, options, kind)
+        distributed.probe_batches = self._of_dataset(batches, options, kind)
         return distributed
 
-    def _of_dataset(
-        self,
-        dataset,
-        options,
-        prepare=lambda source: source,
-        kind=MeshDataset,
-    ):
+    def _of_dataset(self, dataset, options, kind=MeshDataset):
         if self._workers is not None:
             common_order.check(dataset, self._workers.coordination)
         source, context = dataset, self._context()
@@ -88,9 +80,9 @@ class MeshInputs:
         )
         if is_read_ahead:
             source = dataset.read_ahead if has_position(dataset) else dataset
-        source = prepare(source)
         if is_read_ahead:
             source = _copied_from_python(source)
+        source = datasets.without_none(source)
         if kind is MeshDatasetOfPython:
             source = source.with_options(_not_read_ahead())
         is_ordinary = not options and (
@@ -115,7 +107,7 @@ class MeshInputs:
         """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
 
         def of_worker(context):
-            dataset = dataset_fn(context)
+            dataset = datasets.without_none(dataset_fn(context))
             if self._workers is None:
                 return dataset
             return uneven_data.padded_to_longest(dataset, self._workers)
@@ -160,31 +152,6 @@ class MeshInputs:
         return symbols.InputWorkers([(self._host, tuple(devices))])
 
 
-def _without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset for Keras without targets or weights that are None.
-
-    Of a generator Keras makes such a None an empty `Optional`.
-    """
-    spec = dataset.element_spec
-    count = len(spec) if isinstance(spec, tuple) else 0
-    while count > 1 and _is_none(spec[count - 1]):
-        count -= 1
-    if any(map(_is_none, tf.nest.flatten(spec[:count] if count else spec))):
-        raise ValueError(
-            "Replicas divide the rows of tensors. Received: a batch with None "
-            "before or among tensors. Leave it out of the data, or pass a "
-            "tensor in its place."
-        )
-    if not count or count == len(spec):
-        return dataset
-    return dataset.map(lambda *batch: batch[:count])
-
-
-def _is_none(spec):
-    is_optional = isinstance(spec, tf.OptionalSpec)
-    return is_optional or spec == tf.type_spec_from_value(None)
-
-
 def _not_read_ahead() -> tf.data.Options:
     """Options without which tf.data makes maps parallel: these read ahead."""
     options = tf.data.Options()
@@ -203,15 +170,14 @@ def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if not dataset_graph.calls_python(dataset):
         return dataset
 
-    def copy(*records):
-        tensors = tf.nest.flatten(records, expand_composites=True)
-        return tf.nest.pack_sequence_as(
-            dataset.element_spec,
-            [
-                tf.raw_ops.DeepCopy(x=x) if x.dtype in _NUMBERS else x
-                for x in tensors
-            ],
-            expand_composites=True,
-        )
+    def copy(tensor):
+        if tensor is None or tensor.dtype not in _NUMBERS:
+            return tensor
+        return tf.raw_ops.DeepCopy(x=tensor)
 
-    return dataset.map(copy)
+    return datasets.map_values(
+        dataset,
+        lambda value, _: tf.nest.map_structure(
+            copy, value, expand_composites=True
+        ),
+    )

@@ -127,7 +127,11 @@ class PipelineStep:
         """Adds the microbatches of a batch to those of the step."""
         targets = [x for x in keras.tree.flatten(targets) if x is not None]
         fed = map(keys.Activation, self.plan.graph.inputs)
-        batch: dict[Hashable, Any] = dict(zip(fed, inputs))
+        # An optional input may be None.
+        batch: dict[Hashable, Any] = {
+            key: x for key, x in zip(fed, inputs) if x is not None
+        }
+        inputs = list(batch.values())
         batch.update((keys.Target(i), x) for i, x in enumerate(targets))
         size = self.plan.schedule.microbatches_per_batch
         divided = Microbatches(list(batch.values()), size).split()

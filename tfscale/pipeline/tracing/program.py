@@ -140,7 +140,7 @@ class Programs:
                 )
                 traced.append(of_ranks)
                 known.update(of_ranks[0].outputs)
-            rows = self._spec(inputs[0]).shape[0]
+            rows = next(filter(None, fed.values())).shape[0]
             microbatch_checks.check_outputs(plan, known, rows)
             stages_of_ranks = list(zip(*traced))
             stages = stages_of_ranks[0]
@@ -185,6 +185,8 @@ class Programs:
             )
 
     def _spec(self, tensor):
+        if tensor is None:
+            return None
         rows, count = tensor.shape[0], self.plan.schedule.microbatches_per_batch
         rows = None if rows is None or rows % count else rows // count
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)

@@ -43,8 +43,9 @@ class TraceOptions:
 class StageGraph:
     """The graph of a stage.
 
-    `inputs` are specs of its input values and of their masks, `numbers` those
-    of variables, by `id(variable)`; the last stage has `targets`.
+    `inputs` are specs of its input values, None for those that are None, and of
+    their masks, `numbers` those of variables, by `id(variable)`; the last stage
+    has `targets`.
 
     Attributes:
         arguments: Placeholders for all arguments, by key of keys.py.
@@ -112,6 +113,7 @@ class StageGraph:
         tensors = {
             key: self._argument(key, spec.shape, spec.dtype)
             for key, spec in self.inputs.items()
+            if spec is not None
         }
         # A value that is None is no argument.
         values = {v: tensors.get(keys.Activation(v)) for v in stage.inputs}
