@@ -4,7 +4,9 @@ import keras
 import tensorflow as tf
 from absl.testing import parameterized
 
+from examples import gpt
 from tfscale.graphs import flops
+from tfscale.planner.traced import trace_table
 
 layers = keras.layers
 # Sizes that are all different, so that no mix-up of dims gives a right sum.
@@ -23,6 +25,16 @@ class MyMixer(layers.Layer):
 
     def call(self, x):
         return keras.ops.einsum("btd,tu->bud", x, self.kernel)
+
+
+class Scale(layers.Layer):
+    """Nearly no work, with a weight, so that what follows has a gradient."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(initializer="ones")
+
+    def call(self, x):
+        return x * self.scale
 
 
 class Choice(layers.Layer):
@@ -220,6 +232,40 @@ LAYERS = (
 )
 
 
+# name, layer, shape of its input, and how many times a forward training takes
+# without the gradient of the input.
+TRAINED = (
+    ("dense", lambda: layers.Dense(64), (32,), 2),
+    (
+        "einsum",
+        lambda: layers.EinsumDense("abc,cde->abde", (None, 8, 9)),
+        (64, 48),
+        2,
+    ),
+    ("conv2d", lambda: layers.Conv2D(16, (3, 2), strides=2), (17, 16, 24), 2),
+    # One function computes both gradients.
+    ("conv2d_groups", lambda: layers.Conv2D(16, 3, groups=2), (17, 16, 24), 3),
+    ("conv3d", lambda: layers.Conv3D(16, 3), (9, 8, 7, 24), 2),
+    ("transposed", lambda: layers.Conv2DTranspose(16, 3), (9, 8, 24), 2),
+    ("depthwise", lambda: layers.DepthwiseConv2D(3), (17, 16, 24), 2),
+    # Gradients go back through the states.
+    ("gru_unrolled", lambda: layers.GRU(48, unroll=True), (13, 48), 2.5),
+    ("attention", lambda: SelfAttention(4, 32), (24, 64), 2.25),
+)
+
+
+class SelfAttention(layers.Layer):
+    def __init__(self, *args):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(*args)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return self.attention(x, x)
+
+
 class FlopsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(*LAYERS)
     def test_counts_what_a_layer_multiplies(self, make, shape, macs, elements):
@@ -333,6 +379,52 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
             ),
             2 * 5 * 4 * (6 * 4 + 4 * 4) + 4,
         )
+
+    @parameterized.named_parameters(*TRAINED)
+    def test_a_backward_takes_twice_a_forward(self, make, shape, times):
+        # That of the first layer alone, which has nothing before it, is less.
+        layer = make()
+        model = keras.Sequential([keras.Input(shape), Scale(), layer])
+        forward = flops.operation_flops(layer, tensor(*shape))
+        spec = tf.TensorSpec((None, *shape), "float32")
+        both = flops.training_flops(model, spec)
+        self.assertAllClose(both, 3 * forward, rtol=0.06)
+        model.layers[0].trainable = False
+        self.assertAllClose(
+            flops.training_flops(model, spec), times * forward, rtol=0.06
+        )
+        layer.trainable = False
+        self.assertAllClose(
+            flops.training_flops(model, spec), forward, rtol=0.06
+        )
+
+    def test_the_gradient_of_a_loop_is_not_counted(self):
+        model = keras.Sequential([keras.Input((13, 8)), layers.LSTM(8)])
+        spec = tf.TensorSpec((None, 13, 8), "float32")
+        with self.assertRaisesRegex(ValueError, "loop"):
+            flops.training_flops(model, spec)
+
+    @parameterized.parameters("gpt", "cnn")
+    def test_training_is_counted_as_the_planner_does(self, kind):
+        def build():
+            if kind == "gpt":
+                return gpt.build_gpt(2, 256, 4, 64, 0.1)
+            x = h = keras.Input((32, 32, 3))
+            for filters in (32, 48, 64):
+                h = layers.Conv2D(filters, 3, padding="same")(h)
+                h = layers.ReLU()(layers.BatchNormalization()(h))
+            h = layers.GlobalAveragePooling2D()(h)
+            return keras.Model(x, layers.Dense(10)(h))
+
+        model = build()
+        (spec,) = (tf.TensorSpec(x.shape, x.dtype) for x in model.inputs)
+        table = trace_table(build, [1])
+        planned = sum(
+            layer.forward.flops + layer.backward.flops
+            for layer in table.by_ranks[1]
+        )
+        found = flops.training_flops(model, spec)
+        self.assertAllClose(found, planned, rtol=0.02)
 
     def test_counting_leaves_no_trace_in_the_layer(self):
         layer = AddsLoss()

@@ -1,5 +1,7 @@
 """Counts the FLOPs of a layer by tracing it once and reading its graph.
 
+`training_flops` counts those of a model, forward and backward.
+
 A table of formulas would miss layers of `keras_hub` and of users. In a graph
 the work follows from the shapes of a few operations: matrix products, einsums
 and convolutions, in functions and loops.
@@ -8,6 +10,7 @@ and convolutions, in functions and loops.
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -34,6 +37,46 @@ def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
     1088
     """
     return function_flops(trace_call(operation, args, kwargs))
+
+
+def training_flops(model: keras.Model, inputs: Any) -> int:
+    """FLOPs of forward and backward of a built model, for one example.
+
+    They are those of products, einsums and convolutions: outputs and gradients
+    of trainable weights are traced, without the loss. Weights are arguments of
+    the trace, so that it is the same whatever devices they are on.
+
+    Args:
+        model: A model whose `call` computes what is trained.
+        inputs: A structure of `tf.TensorSpec`s that are known but for the
+            rows, the first dim.
+
+    Raises:
+        ValueError: If tensors have an unknown rank, as the gradients of an RNN
+            that is not unrolled have.
+
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    >>> training_flops(model, tf.TensorSpec((None, 8), "float32"))
+    128
+    """
+    variables = model.trainable_variables
+
+    def gradients(weights, inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            with keras.StatelessScope(list(zip(variables, weights))):
+                outputs = model(inputs, training=True)
+            outputs = [x for x in tf.nest.flatten(outputs) if _is_float(x)]
+        return outputs, tape.gradient(outputs, weights)
+
+    return _products(
+        tf.function(gradients, autograph=False).get_concrete_function(
+            [tf.TensorSpec(v.shape, v.dtype) for v in variables],
+            tf.nest.map_structure(
+                lambda x: tf.TensorSpec((1, *x.shape[1:]), x.dtype), inputs
+            ),
+        )
+    )
 
 
 def trace_call(
@@ -70,18 +113,22 @@ def trace_call(
 
 def function_flops(function: tf.types.experimental.ConcreteFunction) -> int:
     """The FLOPs of a result of `trace_call`."""
+    return _products(function) + sum(
+        _size(output.shape.as_proto()) for output in _outputs(function)
+    )
+
+
+def _outputs(function):
     # A layer may return None although `compute_output_shape` has a shape.
-    outputs = [
-        output
-        for output in keras.tree.flatten(function.structured_outputs)
-        if output is not None
-    ]
+    flat = keras.tree.flatten(function.structured_outputs)
+    return [output for output in flat if output is not None]
+
+
+def _products(function) -> int:
     graph = function.graph.as_graph_def(add_shapes=True)
     library = {f.signature.name: f for f in graph.library.function}
-    roots = [output.op.name for output in outputs]
-    return 2 * _multiply_adds(graph.node, roots, {}, library) + sum(
-        _size(output.shape.as_proto()) for output in outputs
-    )
+    roots = [output.op.name for output in _outputs(function)]
+    return 2 * _multiply_adds(graph.node, roots, {}, library)
 
 
 def call_key(operation, args, kwargs):
@@ -103,6 +150,10 @@ def call_key(operation, args, kwargs):
         repr(described),
         tuple(tuple(variable.shape) for variable in variables),
     )
+
+
+def _is_float(x) -> bool:
+    return tf.is_tensor(x) and x.dtype.is_floating
 
 
 def _is_tensor(x) -> bool:
@@ -143,8 +194,16 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
     for node in (by_name[name] for name in needed):
         if node.op in _COUNTERS:
             output = shapes_of[node.name][0]
+            shapes = (*inputs(node), output)
+            # Those of a popped list are not there.
+            if node.op != "Einsum" and not all(shape.dim for shape in shapes):
+                raise ValueError(
+                    "FLOPs are known where the ranks of tensors are. Received: "
+                    f"{node.op} {node.name!r} of a tensor of unknown rank, as "
+                    "the gradient of a loop has"
+                )
             total += _COUNTERS[node.op](node, inputs(node), output)
-        elif node.op in ("While", "StatelessWhile"):
+        elif node.op in _LOOPS:
             body = library[node.attr["body"].func.name]
             total += iterations(node) * _function_multiply_adds(body, library)
         else:
@@ -203,6 +262,19 @@ def _depthwise_convolution(node, inputs, output):
     return _size(output) * math.prod(_dims(inputs[1])[:-2])
 
 
+def _gradient_of_filter(node, inputs, output):
+    # Inputs: what was convolved, shape of the filter, gradient of the output.
+    return _size(inputs[2]) * math.prod(_dims(output)[:-1])
+
+
+def _gradient_of_depthwise(node, inputs, output):
+    # The filter is an input, or else the output.
+    is_of_inputs = node.op.endswith("BackpropInput")
+    return _depthwise_convolution(
+        node, (None, inputs[1] if is_of_inputs else output), inputs[2]
+    )
+
+
 def _transposed_convolution(node, inputs, output):
     # Inputs: shape of the output, filter, what is convolved.
     return _size(inputs[2]) * math.prod(_dims(inputs[1])[:-1])
@@ -217,18 +289,30 @@ def _cudnn_rnn(node, inputs, output):
     return time * batch * (_size(inputs[3]) - biases)
 
 
+def _gradient_of_cudnn_rnn(node, inputs, output):
+    # Of its inputs, which it begins with, and of its weights.
+    return 2 * _cudnn_rnn(node, inputs, output)
+
+
+_LOOPS = ("While", "StatelessWhile")
 _COUNTERS = {
     "BatchMatMul": _matmul,
     "BatchMatMulV2": _matmul,
     "BatchMatMulV3": _matmul,
     "Conv": _convolution,
     "Conv2D": _convolution,
+    "Conv2DBackpropFilter": _gradient_of_filter,
     "Conv2DBackpropInput": _transposed_convolution,
     "Conv3D": _convolution,
+    "Conv3DBackpropFilterV2": _gradient_of_filter,
     "Conv3DBackpropInputV2": _transposed_convolution,
+    "CudnnRNNBackpropV2": _gradient_of_cudnn_rnn,
+    "CudnnRNNBackpropV3": _gradient_of_cudnn_rnn,
     "CudnnRNNV2": _cudnn_rnn,
     "CudnnRNNV3": _cudnn_rnn,
     "DepthwiseConv2dNative": _depthwise_convolution,
+    "DepthwiseConv2dNativeBackpropFilter": _gradient_of_depthwise,
+    "DepthwiseConv2dNativeBackpropInput": _gradient_of_depthwise,
     "Einsum": _einsum,
     "MatMul": _matmul,
 }
