@@ -21,7 +21,6 @@ Without accelerators, virtual CPU devices of one core each take their place.
 import logging
 import math
 import os
-import time
 
 # Before TensorFlow is imported: it has notes on how it was built. To see them,
 # set another level (0 is all).
@@ -130,32 +129,6 @@ flags.register_multi_flags_validator(
     ),
     "--strategy=parameter_server goes with one replica and one model rank.",
 )
-
-
-class TokensPerSecond(keras.callbacks.Callback):
-    """Adds `tokens_per_second` to the logs, from the second step on.
-
-    The first step of all traces the graph; counting starts after it.
-    """
-
-    def __init__(self, tokens_per_step):
-        super().__init__()
-        self.tokens_per_step = tokens_per_step
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.start = self.rate = None
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.start is None:
-            self.start, self.first = time.perf_counter(), batch
-            return
-        seconds = time.perf_counter() - self.start
-        self.rate = (batch - self.first) * self.tokens_per_step / seconds
-        logs["tokens_per_second"] = self.rate
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.rate is not None:
-            logs["tokens_per_second"] = self.rate
 
 
 def build_model():
@@ -274,11 +247,7 @@ def main(argv):
         steps_per_epoch=shared.STEPS_PER_EPOCH.value,
         validation_steps=shared.VALIDATION_STEPS.value,
         shuffle=False,  # the datasets do that
-        callbacks=[
-            TokensPerSecond(
-                shared.BATCH_SIZE.value * shared.SEQUENCE_LENGTH.value
-            )
-        ],
+        callbacks=[tfscale.callbacks.Throughput()],
     )
 
     model.save(MODEL_FILE.value)

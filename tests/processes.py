@@ -41,7 +41,7 @@ _FIRST = (
     "tests/data/explaining/explain_test.py",
     "tests/step/every_layer_test.py",
     "tests/tensor_parallel/sequence_parallel/sequence_test.py",
-    "tests/callbacks/input_wait_test.py",
+    "tests/callbacks/throughput_test.py",
     "tests/tensor_parallel/models_test.py",
     "tests/backup/workers_test.py",
     "tests/parameter_server/two_workers_test.py",

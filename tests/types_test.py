@@ -30,7 +30,7 @@ model = tfscale.PipelineModel(keras.Model(), 8, recompute=True)
 model.pipeline_summary(line_length="80")  # arg-type
 tfscale.layers.ColumnParallelDense("8")  # arg-type
 tfscale.layers.ColumnParallelDense(8, gather_output=False)
-tfscale.callbacks.InputWait(threshold="much")  # arg-type
+tfscale.callbacks.Throughput(peak_tflops="much")  # arg-type
 tfscale.schedules.gpipe("2", 8)  # arg-type
 """
 

@@ -17,6 +17,7 @@ from absl.testing import parameterized
 
 from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
+from tfscale.callbacks import Throughput
 
 X, Y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
 NUM_FITS = 3
@@ -28,6 +29,9 @@ class NothingLeftTest(tf.test.TestCase, parameterized.TestCase):
 
     def accumulation(self):
         return GradientAccumulation(2)
+
+    def throughput(self):
+        return Throughput(peak_tflops=1.0)
 
     def setUp(self):
         super().setUp()
@@ -68,7 +72,9 @@ class NothingLeftTest(tf.test.TestCase, parameterized.TestCase):
         return len(os.listdir("/proc/self/task"))
 
     @parameterized.parameters(
-        ("accumulation", "backup"), ("backup",), ("accumulation",)
+        ("accumulation", "backup"),
+        ("backup",),
+        ("accumulation",),
     )
     @pytest.mark.crossing(every=3)
     def test_no_more_than_without_it(self, *names):
@@ -80,6 +86,21 @@ class NothingLeftTest(tf.test.TestCase, parameterized.TestCase):
                 del more[kind]
         self.assertEmpty(more)
         self.assertLessEqual(threads, 0)
+
+    def test_the_collector_finds_all_of_throughput(self):
+        # A function of a dataset is a cycle, which TensorFlow leaves to it.
+        def alive():
+            gc.collect()
+            return self.alive()["FuncGraph"], self.threads()
+
+        for _ in range(2):
+            self.fit(self.throughput)
+        graphs, threads = alive()
+        for _ in range(NUM_FITS):
+            self.fit(self.throughput)
+        more_graphs, more_threads = alive()
+        self.assertLessEqual(more_graphs, graphs)
+        self.assertLessEqual(more_threads, threads)
 
     def test_one_thread_writes_for_all_fits(self):
         for _ in range(NUM_FITS):

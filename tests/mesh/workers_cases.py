@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tempfile
+import time
 
 import keras
 import numpy as np
@@ -316,7 +317,39 @@ def shards_alone():
     return [*_weights(model), *np.split(kernel, 2, axis=1)]
 
 
+def throughput(index):
+    """Rows are those of both workers; only worker 0 has the figures."""
+    model, begin, times = _model(_strategy()), [], []
+
+    def on_begin(batch, logs=None):
+        begin.append(time.monotonic())
+
+    def on_end(batch, logs=None):
+        times.append(time.monotonic() - begin[-1])
+
+    clock = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=on_begin, on_train_batch_end=on_end
+    )
+    history = model.fit(
+        *(np.tile(X[:8], (20, 1)), np.tile(Y[:8], (20, 1))),
+        batch_size=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[clock, tfscale.callbacks.Throughput()],
+    ).history
+    if index:
+        return [np.array("examples_per_second" in history, "int32") + 1]
+    ratio = history["examples_per_second"][0] * np.mean(times[1:]) / 4
+    return [np.round(ratio).astype("int32")]
+
+
+def throughput_alone():
+    """In each worker a number that is one if all is well."""
+    return [np.array(1, "int32")]
+
+
 CASES = {
+    "throughput": (throughput, throughput_alone),
     "shards": (shards, shards_alone),
     "offline": (offline, _offline),
     "dropout": (lambda index: _with_dropout(), _with_dropout),

@@ -14,6 +14,7 @@ from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
 from tfscale._internals.stack import calls_of_all_threads
 from tfscale._internals.symbols import CallbackList
+from tfscale._internals.symbols import DistributedDataset
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import PerReplicaSpec
 
@@ -188,6 +189,27 @@ def element_spec_of(epochs: EpochIterator) -> Any:
 def distributed_spec_of(epochs: EpochIterator) -> Any:
     """The data of a step for all replicas, as `tf.TypeSpec`s."""
     return epochs._distributed_dataset.element_spec
+
+
+def distributed_data(epochs: EpochIterator) -> Any:
+    """The dataset that Keras iterates over in each epoch."""
+    return epochs._distributed_dataset
+
+
+def source_of_distributed(distributed: Any) -> tf.data.Dataset | None:
+    """The dataset that TensorFlow has distributed, None if it was another way.
+
+    Parameter servers distribute it otherwise, and functions make one for each
+    worker.
+    """
+    if type(distributed) is not DistributedDataset:
+        return None
+    return distributed._original_dataset
+
+
+def set_distributed_data(epochs: EpochIterator, dataset: Any) -> None:
+    """Has the iterators of later epochs be of another dataset."""
+    epochs._distributed_dataset = dataset
 
 
 def validation_epochs(model: keras.Model) -> EpochIterator | None:

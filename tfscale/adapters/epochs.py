@@ -5,6 +5,7 @@ epoch and gives `fit` one step after the other.
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -39,11 +40,19 @@ class FollowedEpochs(in_place.Mixin):
         on_step: Called with the number of batches of each step, or None.
         around_steps: Returns a context in which all steps of an epoch run, with
             the callbacks between them.
+        on_iterator: Called before an iterator over the data is created, or
+            None.
+        num_drawn: The batches that were drawn from the iterator of the last
+            step, before that step.
     """
 
     watcher: Watcher | None = None
     on_step: Callable[[int], None] | None = None
     around_steps: Callable[[], Any] = contextlib.nullcontext
+    on_iterator: Callable[[], None] | None = None
+    num_drawn = 0
+    _num_with_step = 0
+    _drawn_from: Callable[[], Any] = staticmethod(lambda: None)
 
     @contextlib.contextmanager
     def catch_stop_iteration(self):
@@ -54,6 +63,8 @@ class FollowedEpochs(in_place.Mixin):
     def _get_iterator(self):
         if self.watcher is not None:
             self.watcher.iterator_made()
+        if self.on_iterator is not None:
+            self.on_iterator()
         return super()._get_iterator()
 
     def _enumerate_iterator(self):
@@ -65,17 +76,26 @@ class FollowedEpochs(in_place.Mixin):
         for step, end, iterator in steps:
             if step < done:
                 self.watcher.skip(iterator)
+                self._draw(iterator, end + 1 - step)
                 continue
             self.watcher.between_steps(step, iterator)
             yield step, end, iterator
 
     def __next__(self):
-        if self.on_step is None:
-            return super().__next__()  # who begins within has been told
-        self.on_step(0)
+        on_step = self.on_step  # who begins within has been told
+        if on_step is not None:
+            on_step(0)
         begin, end, iterator = super().__next__()
-        self.on_step(end + 1 - begin)
+        if on_step is not None:
+            self.on_step(end + 1 - begin)
+        self._draw(iterator, end + 1 - begin)
         return begin, end, iterator
+
+    def _draw(self, iterator, count):
+        if self._drawn_from() is not iterator:
+            self._drawn_from, self._num_with_step = weakref.ref(iterator), 0
+        self.num_drawn = self._num_with_step
+        self._num_with_step += count
 
 
 def watch(epochs: Any, watcher: Watcher | None) -> None:
@@ -102,3 +122,8 @@ def tell_steps(epochs: Any, on_step: Callable[[int], None]) -> None:
     in_place.put(epochs, FollowedEpochs, on_step=on_step)
     if is_first:
         on_step(epochs.steps_per_execution)
+
+
+def tell_iterators(epochs: Any, on_iterator: Callable[[], None] | None) -> None:
+    """Calls a function before each iterator; None releases the last one."""
+    in_place.put(epochs, FollowedEpochs, on_iterator=on_iterator)

@@ -3,13 +3,13 @@
 from tfscale.callbacks.backup_and_restore import BackupAndRestore
 from tfscale.callbacks.gradient_accumulation import GradientAccumulation
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
-from tfscale.callbacks.input_wait import InputWait
 from tfscale.callbacks.layer_freezing import LayerFreezing
+from tfscale.callbacks.throughput import Throughput
 
 __all__ = [
     "BackupAndRestore",
     "GradientAccumulation",
     "GradientNoiseScale",
-    "InputWait",
     "LayerFreezing",
+    "Throughput",
 ]

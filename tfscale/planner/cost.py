@@ -109,6 +109,7 @@ class Predictor:
     def predict(self, settings: Settings) -> Prediction:
         """Predicts a step."""
         s, m = settings, settings.num_microbatches
+        device = self.device
         num_stages = s.pipeline * s.stages_per_device
         _, stages = self._stages(s.model, num_stages)
         schedule = self._schedule_cost(
@@ -125,7 +126,7 @@ class Predictor:
         busy = compute + sums
         sent, send = self._send(s, stages, rows)
         trainable = schedule.by_device(stages.trainable).max()
-        gradient_bytes, gradients = self._gradients(s, trainable)
+        gradient_bytes, gradients = gradient_traffic(device, s, trainable)
         updated = _UPDATE * trainable / self._num_shards(s)
         wait = self._wait(s.pipeline)
         seconds = {
@@ -135,7 +136,7 @@ class Predictor:
             "pipeline axis": m * send,
             "model axis": m * sums.mean(),
             "data axis": gradients,
-            "update": updated / self.device.memory_bandwidth,
+            "update": updated / device.memory_bandwidth,
         }
         summed = stages.forward.summed * forwards + stages.backward.summed
         most_summed = schedule.by_device(summed).max()
@@ -173,7 +174,7 @@ class Predictor:
         Both are pairs: forward and backward.
         """
         (_, stages), device = self._stages(ranks, num_stages), self.device
-        link = self._link(1, ranks) * device.link_efficiency
+        link = _link(device, 1, ranks) * device.link_efficiency
         computing, summing = [], []
         for work in (stages.forward, stages.backward):
             moved = work.moved
@@ -201,15 +202,6 @@ class Predictor:
         speed = min(self.device.speed_alone, pipeline)
         return (pipeline / speed - 1) / (pipeline - 1)
 
-    def _link(self, distance, size):
-        """Bandwidth of a ring of `size` devices, `distance` apart."""
-        device = self.device
-        if distance * size <= device.devices_per_machine:
-            return device.link_bandwidth
-        # Devices of a machine that are in one ring use its network cards.
-        together = max(1, device.devices_per_machine // distance)
-        return min(device.link_bandwidth, device.network_bandwidth * together)
-
     def _send(self, s, stages, rows):
         """Bytes that a device sends for a microbatch, and the seconds."""
         if s.pipeline == 1:
@@ -222,17 +214,6 @@ class Predictor:
         seconds = num_bytes / (link * device.link_efficiency) + device.latency
         times = 2 * s.stages_per_device
         return times * num_bytes, times * seconds
-
-    def _gradients(self, s, trainable):
-        """Bytes that a device sends to other replicas, and the seconds."""
-        if s.data == 1:
-            return 0.0, 0.0
-        # Stage 3 gathers weights twice and reduce-scatters gradients.
-        times = 1.5 if s.zero_stage == 3 else 1
-        num_bytes = times * _ring(s.data) * _GRADIENT * trainable
-        link = self._link(s.pipeline * s.model, s.data)
-        link *= self.device.link_efficiency
-        return num_bytes, num_bytes / link + self.device.latency
 
     def _num_shards(self, s):
         """Number of replicas that divide the slots: those of a machine."""
@@ -286,6 +267,33 @@ class Predictor:
             kinds["gathered"] = np.full_like(held, 2 * _WEIGHT * largest)
         fullest = int(np.argmax(sum(kinds.values())))
         return {kind: float(each[fullest]) for kind, each in kinds.items()}
+
+
+def gradient_traffic(
+    device: Device, settings: Settings, trainable: float
+) -> tuple[float, float]:
+    """Bytes that a device sends to other replicas in a step, and the seconds.
+
+    `trainable` are the elements of its trainable weights.
+    """
+    s = settings
+    if s.data == 1:
+        return 0.0, 0.0
+    # Stage 3 gathers weights twice and reduce-scatters gradients.
+    times = 1.5 if s.zero_stage == 3 else 1
+    num_bytes = times * _ring(s.data) * _GRADIENT * trainable
+    link = _link(device, s.pipeline * s.model, s.data)
+    link *= device.link_efficiency
+    return num_bytes, num_bytes / link + device.latency
+
+
+def _link(device, distance, size):
+    """Bandwidth of a ring of `size` devices, `distance` apart."""
+    if distance * size <= device.devices_per_machine:
+        return device.link_bandwidth
+    # Devices of a machine that are in one ring use its network cards.
+    together = max(1, device.devices_per_machine // distance)
+    return min(device.link_bandwidth, device.network_bandwidth * together)
 
 
 def _ring(size):

@@ -188,17 +188,23 @@ def _seconds(compute, names, shape, dtype=tf.float32):
     return min(times)
 
 
+def preset_of_gpu() -> tuple[Device | None, str]:
+    """The preset of this machine's first GPU, if there is one, and its name."""
+    (gpu, *_) = tf.config.list_physical_devices("GPU")
+    details = tf.config.experimental.get_device_details(gpu)
+    described = str(details.get("device_name"))
+    found = (DEVICES[name] for name in DEVICES if name in described)
+    return next(found, None), described
+
+
 def _memory(kind, num_devices):
     """Bytes of a GPU with a preset, or of a device's share of the machine."""
     if kind == "GPU":
-        (gpu, *_) = tf.config.list_physical_devices("GPU")
-        details = tf.config.experimental.get_device_details(gpu)
-        described = str(details.get("device_name"))
-        for name, preset in DEVICES.items():
-            if name in described:
-                # An A100 also comes with 40 GB, and in MIG devices of 5 GB.
-                sizes = re.findall(r"(\d+) ?GB\b", described, re.IGNORECASE)
-                return min([preset.memory, *(1e9 * int(n) for n in sizes)])
+        preset, described = preset_of_gpu()
+        if preset is not None:
+            # An A100 also comes with 40 GB, and in MIG devices of 5 GB.
+            sizes = re.findall(r"(\d+) ?GB\b", described, re.IGNORECASE)
+            return min([preset.memory, *(1e9 * int(n) for n in sizes)])
         raise ValueError(
             "The memory of a GPU is known only if there is a preset for it. "
             f"Received: device='measure' and {described!r}. Pass a "

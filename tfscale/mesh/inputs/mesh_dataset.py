@@ -12,6 +12,7 @@ it a `GeneratorDataset`, which makes glibc map memory anew for all of more than
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -119,9 +120,12 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
 
     Attributes:
         given_dataset: The dataset, as it was given.
+        mapped: Returns a `MeshDataset` like this one, of what a function makes
+            of the batches before they are divided.
     """
 
     given_dataset: tf.data.Dataset
+    mapped: Callable[[Callable[[tf.data.Dataset], tf.data.Dataset]], Any]
 
 
 class MeshDatasetOfPython(MeshDataset):

@@ -88,19 +88,26 @@ class MeshInputs:
         is_ordinary = not options and (
             self._is_on_cpu or kind is MeshDatasetOfPython
         )
-        distributed = kind(
-            self._input_workers(options, is_ordinary),
-            self._strategy,
-            source,
-            num_replicas_in_sync=context.num_replicas_in_sync,
-            input_context=None if self._workers is None else context,
-            options=datasets.ORDINARY_ITERATOR if is_ordinary else options,
-        )
-        distributed.workers = self._workers
-        distributed.given_dataset = dataset
-        distributed.has_ordinary_iterator = is_ordinary
-        if is_read_ahead and has_position(dataset):
-            distributed.tracked = dataset
+
+        def distribute(source):
+            distributed = kind(
+                self._input_workers(options, is_ordinary),
+                self._strategy,
+                source,
+                num_replicas_in_sync=context.num_replicas_in_sync,
+                input_context=None if self._workers is None else context,
+                options=datasets.ORDINARY_ITERATOR if is_ordinary else options,
+            )
+            distributed.workers = self._workers
+            distributed.given_dataset = dataset
+            distributed.has_ordinary_iterator = is_ordinary
+            if is_read_ahead and has_position(dataset):
+                distributed.tracked = dataset
+            return distributed
+
+        distributed = distribute(source)
+        # A later one is not probed, and has nothing to be mapped for.
+        distributed.mapped = lambda change: distribute(change(source))
         return distributed
 
     def from_function(self, dataset_fn, options) -> MeshDatasetFromFunction:

@@ -1,0 +1,112 @@
+"""The data of a `fit`, which notes its batches where that is possible."""
+
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import fitting
+from tfscale.adapters.epochs import tell_iterators
+from tfscale.fit.fit import Fit
+from tfscale.mesh.inputs.mesh_dataset import MeshDataset
+from tfscale.throughput.arrivals import Arrivals
+from tfscale.throughput.arrivals import Arrived
+
+
+class NotedData:
+    """The data of a `fit` that begins.
+
+    Keras' dataset is replaced by one with the same batches just before its next
+    iterator is created. Datasets of parameter servers, those that a function
+    makes for replicas, and those of which each worker reads its own, are left
+    as they are: their batches are known if they have one size.
+
+    Attributes:
+        element_spec: What a replica gets in a step, as `tf.TypeSpec`s.
+    """
+
+    def __init__(self, fit: Fit, strategy: tf.distribute.Strategy):
+        self._fit = fit
+        self._strategy = strategy
+        self._noting: Any = None  # the dataset that Keras has now
+        self.element_spec = fitting.element_spec_of(fit.epochs)
+        source = _source(fitting.distributed_data(fit.epochs))
+        self._arrivals = None
+        self._known = (0, 0)
+        if source is not None:
+            self._arrivals = Arrivals(source.element_spec)
+        else:
+            self._known = self._known_sizes()
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether batches are noted."""
+        return self._arrivals is not None
+
+    @property
+    def iterator(self) -> int:
+        """The number of the iterator that was created last."""
+        return 0 if self._arrivals is None else self._arrivals.iterator
+
+    def read(self) -> Arrived | None:
+        """The batches that were noted so far, or None if none are."""
+        return None if self._arrivals is None else self._arrivals.read()
+
+    def known_sizes(self, num_batches: int) -> tuple[int, int]:
+        """Rows and tokens of batches that are not noted, 0 if unknown."""
+        rows, tokens = self._known
+        return num_batches * rows, num_batches * tokens
+
+    def begin_iterator(self) -> None:
+        """Called before Keras creates an iterator."""
+        if self._arrivals is None:
+            return
+        epochs = self._fit.epochs
+        data = fitting.distributed_data(epochs)
+        if data is not self._noting:
+            self._noting = _mapped(data, self._arrivals.noting, self._strategy)
+            fitting.set_distributed_data(epochs, self._noting)
+        self._arrivals.begin_iterator()
+
+    def release(self) -> None:
+        """Tells the epochs no more."""
+        if self._fit.epochs is not None:
+            tell_iterators(self._fit.epochs, None)
+
+    def _known_sizes(self):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(self.element_spec)
+        first, *_ = tf.nest.flatten(x)
+        rows = first.shape[0] if first.shape.rank else None
+        if rows is None:
+            warnings.warn(
+                "`Throughput` needs to know the rows of a batch. Received: a "
+                f"distributed dataset of {self.element_spec}, so that there "
+                "are no figures. Give `fit` the dataset itself, or batch it "
+                "with drop_remainder=True.",
+                stacklevel=2,
+            )
+            return 0, 0
+        rows *= self._strategy.num_replicas_in_sync
+        is_tokens = first.dtype.is_integer and first.shape.rank == 2
+        return rows, rows * (first.shape[1] or 0) if is_tokens else 0
+
+
+def _source(data):
+    """The dataset of batches, before they are divided, or None."""
+    if isinstance(data, MeshDataset):
+        options = data.given_dataset.options().experimental_distribute
+        policies = tf.data.experimental.AutoShardPolicy
+        is_divided = options.auto_shard_policy != policies.OFF
+        return None if data.workers and not is_divided else data.given_dataset
+    if isinstance(data, tf.data.Dataset):
+        return data
+    return fitting.source_of_distributed(data)
+
+
+def _mapped(data, change, strategy):
+    if isinstance(data, MeshDataset):
+        return data.mapped(change)
+    if isinstance(data, tf.data.Dataset):
+        return change(data)
+    return strategy.experimental_distribute_dataset(change(_source(data)))

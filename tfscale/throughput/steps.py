@@ -1,0 +1,134 @@
+"""The steps of a `fit`, from their beginning to their results."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+from tfscale.throughput.meter import Meter
+from tfscale.throughput.meter import Step
+from tfscale.throughput.noted_data import NotedData
+
+# Two clocks differ by more if one was set meanwhile; arrivals have the one that
+# can be set.
+_SET = 1e-3
+
+
+class _Begun(NamedTuple):
+    """A call of the train function: when it began, and what it takes.
+
+    Attributes:
+        lead: How far the clock of arrivals is ahead.
+        number: That of its first batch, of those of the iterator.
+    """
+
+    time: float
+    lead: float
+    iterator: int
+    number: int
+    num_batches: int
+    function: Any
+
+
+class Steps:
+    """Adds up the steps of a `fit`, but for the first one of each shape.
+
+    Keras may call `end` in other threads, and begin a step before the results
+    of the last one are there: a step counts from then on.
+
+        begin 0      begin 1         begin 2
+        [─────── step 0 ───────][─────── step 1 ───────]
+                             end 0                  end 1
+    """
+
+    def __init__(self, data: NotedData):
+        self._data = data
+        self._lock = threading.Lock()
+        self._begun: dict[int, _Begun] = {}
+        self._done: list[tuple[_Begun, float, float]] = []
+        self._end = 0.0
+        self._function: Any = None
+        self._shapes: set[int] = set()
+        self.meter = Meter()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step has ended, which has traced what it runs."""
+        return bool(self._shapes)
+
+    def begin_epoch(self) -> None:
+        """Begins with new sums."""
+        self._begun = {}
+        self.meter = Meter()
+
+    def begin(self, number: int, batch: int, count: int, function: Any) -> None:
+        """Notes that a step begins.
+
+        Args:
+            number: The number of its first batch in the epoch.
+            batch: The same, of those of the iterator.
+            count: The most batches that it takes.
+            function: What it calls, which is traced anew if it is another.
+        """
+        now = time.monotonic()
+        lead = time.time() - now
+        self._begun[number] = _Begun(
+            now, lead, self._data.iterator, batch, count, function
+        )
+
+    def end(self, number: int) -> float:
+        """Notes that a step has ended; the time."""
+        now = time.monotonic()
+        lead = time.time() - now
+        with self._lock:
+            begun = self._begun.pop(number, None)
+            if begun is not None:
+                self._done.append((begun, now, lead))
+        return now
+
+    def add_up(
+        self, then: Callable[[Meter], None] = lambda meter: None
+    ) -> None:
+        """Adds the steps that have ended; calls a function with the sums."""
+        with self._lock:
+            arrived = self._data.read() if self._done else None
+            for begun, end, lead in sorted(self._done, key=lambda x: x[1]):
+                step = self._step(begun, end, lead, arrived)
+                if step is not None:
+                    self.meter.add(step)
+                self._end = end
+            self._done = []
+            then(self.meter)
+
+    def _step(self, begun, end, lead, arrived):
+        """The step to add up, or None if it is left out."""
+        begin = max(begun.time, self._end)
+        if begun.function is not self._function:
+            self._function = begun.function
+            self._shapes.clear()
+        if arrived is None:
+            rows, tokens = self._data.known_sizes(begun.num_batches)
+            asked = arrivals = [begin] * begun.num_batches
+            shapes = {0}
+        else:
+            batches = [
+                arrived.get(begun.iterator, begun.number + index)
+                for index in range(begun.num_batches)
+            ]
+            # At the end of the data there are fewer.
+            batches = [batch for batch in batches if batch is not None]
+            rows = sum(batch.rows for batch in batches)
+            tokens = sum(batch.tokens for batch in batches)
+            asked = [batch.asked - begun.lead for batch in batches]
+            arrivals = [batch.time - begun.lead for batch in batches]
+            shapes = {batch.shape for batch in batches}
+        is_first = not shapes <= self._shapes
+        self._shapes |= shapes
+        if is_first or not rows:
+            return None
+        # No batch arrives after the step: if one seems to, the clock was set
+        # since it did.
+        if abs(lead - begun.lead) > _SET or max(arrivals) > end + _SET:
+            return None
+        return Step(begin, end, asked, arrivals, rows, tokens)

@@ -1,0 +1,106 @@
+"""The FLOPs of a model that trains, and the peak of its devices."""
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale.graphs.flops import training_flops
+from tfscale.mesh.models.wrapped_model import WrappedModel
+from tfscale.throughput import hardware
+
+
+class Utilization:
+    """Counts FLOPs once for each set of trainable weights.
+
+    Args:
+        peak_flops: FLOP/s of a device, or None for those that are known.
+
+    Attributes:
+        device: The planner's device of this machine, or None.
+    """
+
+    def __init__(self, peak_flops: float | None):
+        self._given = peak_flops
+        self._flops: int | None = None
+        self._peak: float | None = None
+        self._counted: Any = None
+        self._model: Callable[[], Any] = lambda: None
+        self.device, self._described = hardware.device_here()
+
+    def count(self, model: Any, element_spec: Any) -> str | None:
+        """Counts the FLOPs of a built model, if that was not done before.
+
+        Returns a line that says why a figure is left out, or None.
+        """
+        weights = [id(v) for v in model.trainable_variables]
+        counted = weights, element_spec
+        if self._model() is model and self._counted == counted:
+            return None
+        self._model, self._counted = weakref.ref(model), counted
+        self._flops = self._peak = None
+        try:
+            self._flops = _flops_of(model, element_spec)
+        except ValueError as error:
+            return f"No `tflops`: {error}."
+        self._peak = self._peak_of(model)
+        if self._peak is not None:
+            return None
+        return (
+            f"No `mfu`: the peak of this device ({self._described}) is not "
+            "known. Pass `Throughput(peak_tflops=...)`."
+        )
+
+    def figures(self, model: Any, examples: float) -> dict[str, float]:
+        """`tflops` and `mfu` at so many examples in a second, where known."""
+        if self._flops is None:
+            return {}
+        strategy = model.distribute_strategy
+        mesh = getattr(strategy, "mesh", None)
+        count = (
+            strategy.num_replicas_in_sync if mesh is None else mesh.devices.size
+        )
+        flops = self._flops * examples / count
+        figures = {"tflops": flops / 1e12}
+        if self._peak is not None:
+            figures["mfu"] = flops / self._peak
+        return figures
+
+    def _peak_of(self, model):
+        if self._given is not None or self.device is None:
+            return self._given
+        return hardware.peak_flops(self.device, _is_half(model))
+
+
+def _flops_of(model, element_spec):
+    inner = model.model if isinstance(model, WrappedModel) else model
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    kind = tf.distribute.ParameterServerStrategy
+    if inner.__class__.train_step is not keras.Model.train_step:
+        raise ValueError("the model has a `train_step` of its own")
+    if isinstance(model.distribute_strategy, kind):
+        raise ValueError("the workers of parameter servers may change")
+    if not all(map(_has_known_sizes, tf.nest.flatten(x))):
+        raise ValueError("the inputs have sizes that are not known")
+    try:
+        return training_flops(inner, x)
+    except Exception as error:  # whatever layers raise
+        raise ValueError(f"the model was not traced: {error}") from error
+
+
+def _has_known_sizes(spec):
+    return isinstance(spec, tf.TensorSpec) and None not in spec.shape[1:]
+
+
+def _is_half(model):
+    """Whether most weights are used in 16 bits."""
+    sizes = {True: 0, False: 0}
+    for layer in attributes.flatten_layers(model):
+        is_half = "float16" in str(layer.compute_dtype)
+        for variable in attributes.direct_variables(layer):
+            sizes[is_half] += math.prod(variable.shape)
+    return sizes[True] > sizes[False]
