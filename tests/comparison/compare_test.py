@@ -114,7 +114,7 @@ DIFFERING = {
 }
 
 
-def gpt(num_blocks=1):
+def gpt(num_blocks=1, optimizer=None):
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(11, 16, name="tokens")(tokens)
     for i in range(num_blocks):
@@ -126,7 +126,8 @@ def gpt(num_blocks=1):
         x = x + layers.Dense(16, "gelu", name=f"mlp{i}")(x)
     model = keras.Model(tokens, layers.Dense(11, name="logits")(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"])
+    optimizer = optimizer or SGD(0.05, 0.9)
+    model.compile(optimizer, loss, metrics=["accuracy"])
     return model
 
 
@@ -159,7 +160,7 @@ class Gan(keras.Model):
             [keras.Input((8,)), layers.Dense(8, "tanh"), layers.Dense(1)]
         )
         self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
-        self.of_critic = keras.optimizers.Adam(0.01)
+        self.of_critic = SGD(0.05, 0.9)
         self.of_generator = keras.optimizers.Adam(0.01)
 
     def train_step(self, data):
@@ -203,7 +204,7 @@ def vae():
     z = Sampled(name="sampled")(mean, variance, inputs[1])
     z = layers.Dense(8, "tanh", name="decoder")(z)
     model = keras.Model(inputs, layers.Dense(8, name="mean_of_x")(z))
-    model.compile("adam", "mse")
+    model.compile(SGD(0.05, 0.9), "mse")
     return model
 
 
@@ -219,7 +220,7 @@ EQUAL = {
     ),
 }
 DEEPER = {
-    "gpt": (lambda: gpt(2), lambda: batches(TOKENS, TOKENS), {}),
+    "gpt": (lambda: gpt(2, "adam"), lambda: batches(TOKENS, TOKENS), {}),
     "resnet": (
         lambda: resnet((4, 8)),
         lambda: batches(IMAGES, CLASSES),

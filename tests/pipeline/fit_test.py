@@ -1,6 +1,7 @@
 """What Keras' `Model` can do, `PipelineModel` does, with the same numbers."""
 
 import dataclasses
+import functools
 import os
 import tempfile
 from unittest import mock
@@ -176,27 +177,33 @@ class SameNumbersTest(parameterized.TestCase):
             np.testing.assert_array_equal(many.variables[path], value)
 
 
-class MethodsTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.plain = build()
-        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2, pipeline=2))
-        with strategy.scope():
-            self.inner = build()
-            self.pipeline = PipelineModel(self.inner, 3, balance=["b"])
-        self.inner.set_weights(self.plain.get_weights())
-        self.compile(self.plain)
-        with strategy.scope():
-            self.compile(self.pipeline)
-        self.plain.run_eagerly = True
+@functools.cache
+def plain_and_pipeline():
+    """Two models of the same weights, which no test changes."""
 
-    def compile(self, model):
+    def compile(model):
         model.compile(
-            keras.optimizers.SGD(0.0),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             weighted_metrics=["accuracy"],
         )
+
+    plain = build()
+    strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2, pipeline=2))
+    with strategy.scope():
+        inner = build()
+        pipeline = PipelineModel(inner, 3, balance=["b"])
+        compile(pipeline)
+    inner.set_weights(plain.get_weights())
+    compile(plain)
+    plain.run_eagerly = True
+    return plain, pipeline
+
+
+class MethodsTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.plain, self.pipeline = plain_and_pipeline()
 
     def both(self, call):
         expected = call(self.plain)
