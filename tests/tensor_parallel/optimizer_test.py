@@ -90,7 +90,7 @@ def on_two_ranks(build, optimizer):
 
 class OptimizerTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(name=list(JOBS), size=((1, 2), (2, 2)))
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing(every=22)
     def test_has_the_numbers_of_one_device(self, name, size):
         outcome = same_numbers.on_ranks(JOBS[name], size[1], size[0], LAYOUTS)
         same_numbers.assert_same(self, one_device(name), outcome)

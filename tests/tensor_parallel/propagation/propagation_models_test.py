@@ -328,7 +328,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         # Of two heads for keys and values no four ranks have one each.
         if num_ranks == 2 or make in (multi_head, transformer_decoder, gpt2)
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=10)
     def test_parts_arrive_at_the_row_split_layers(
         self, make, shape, num_ranks, arguments
     ):
@@ -392,7 +392,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for length, shape in (("fixed", HIDDEN_STATES), ("any", ANY_LENGTH))
         for name, make, arguments in WITH_DROPOUT
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_dropout_leaves_parts_sharded(self, make, shape, arguments):
         made = make()
         self._assert_all_sharded(
