@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tests import same_numbers
+from tfscale._internals import releases
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(33, 5)).astype("float32")
@@ -148,6 +149,10 @@ class PlainFitTest(parameterized.TestCase):
     @pytest.mark.crossing(every=4)
     def test_two_replicas(self, name):
         expected = same_numbers.on_one_device(JOBS[name])
+        if name == "several_scalars" and not releases.IS_3_15:
+            # These means are those of Keras, which knows the rows of batches.
+            logs = same_numbers.plain(JOBS[name]).logs
+            expected = dataclasses.replace(expected, logs=logs)
         with warned(self, name):
             actual = same_numbers.on_ranks(JOBS[name], 1, 2, layouts={})
         same_numbers.assert_same(self, expected, actual)

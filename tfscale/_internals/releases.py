@@ -25,6 +25,8 @@ KERAS = (
     else """
 trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter.__init__
     _epoch: by which a `PyDataset` is shuffled
+layers.layer.Layer
+    _quantization_type_owner: the only class whose layers Keras quantizes
 """
 )
 
@@ -47,6 +49,28 @@ def called_in_model(operation: Any, training: bool) -> Callable[..., Any]:
         )
 
     return call
+
+
+def is_quantized_as_it_is(layer: Any) -> bool:
+    """Whether Keras quantizes a layer of this class: of subclasses it does not.
+
+    Until 3.15 they inherit a method that raises an error.
+    """
+    kind = layer.__class__
+    if not IS_3_15:
+        return layer._quantization_type_owner() is kind
+    return all(
+        getattr(base, "quantize", None) is not kind.quantize
+        for base in kind.__bases__
+    )
+
+
+def quantize_of(layer: keras.Layer, method: Callable[..., Any]) -> Any:
+    """Keras' `quantize` of a layer, where `method` is that of its class.
+
+    Until 3.15 the constructor sets another one on each layer.
+    """
+    return vars(layer)["quantize"] if IS_3_15 else method
 
 
 def epoch_of_order(adapter: Any) -> int | None:

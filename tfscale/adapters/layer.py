@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import in_place
-from tfscale._internals import instances
+from tfscale._internals import releases
 from tfscale.context import step_context
 
 
@@ -51,18 +51,15 @@ class MeshLayer(in_place.Mixin):
 
     @property
     def quantize(self) -> Any:
-        """See `keras.Layer`, whose constructor sets it on each layer.
+        """See `keras.Layer`.
 
-        A property, because only a property precedes attributes of an instance.
+        A property, because only a property precedes attributes of an instance,
+        which Keras 3.15 sets.
         """
-        kind = self.__class__
-        has_override = all(
-            getattr(base, "quantize", None) is not kind.quantize
-            for base in kind.__bases__
-        )
-        if has_override and not isinstance(self, keras.Model):
+        is_model = isinstance(self, keras.Model)
+        if not is_model and releases.is_quantized_as_it_is(self):
             return self._quantize
-        return instances.attributes_of(self)["quantize"]
+        return releases.quantize_of(self, super().quantize)  # type: ignore[misc]
 
     def _quantize(self, mode=None, config=None, **kwargs):
         """Keras' method, in the scope, without its check of the layer's class.
@@ -79,10 +76,11 @@ class MeshLayer(in_place.Mixin):
                 "and save that, and load it in the scope. Layers before this "
                 "one may be quantized already: do not go on with this model."
             )
-        quantize = instances.attributes_of(self)["quantize"]
+        quantize = releases.quantize_of(self, super().quantize)
         strategy = attributes.value_of(self.weights[0]).distribute_strategy
         with strategy.scope():
-            quantize(mode, config, **{**kwargs, "type_check": False})
+            kwargs = {**kwargs, "type_check": False}
+            quantize(mode=mode, config=config, **kwargs)
 
 
 class MeshBatchNormalization(MeshLayer):

@@ -85,10 +85,12 @@ def _by_rows(metric, shard, values, *data):
     """The values for a mean of some data, and the weight of a single one."""
     values = tf.cast(values, metric.dtype)
     if values.shape.rank != 0:
-        # A number of classes is known where that of rows is not.
+        # A number of classes is known where that of rows is not, as in Keras
+        # 3.15, or is no multiple of it: numbers of elements are.
         tensors = [x for x in keras.tree.flatten(data) if tf.is_tensor(x)]
         is_by_class = values.shape[0] is not None and all(
-            x.shape.rank and x.shape[0] is None for x in tensors
+            x.shape.rank and (not x.shape[0] or values.shape[0] % x.shape[0])
+            for x in tensors
         )
         if not tensors or not is_by_class:
             return values, None

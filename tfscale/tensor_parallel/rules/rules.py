@@ -193,7 +193,11 @@ def on_shards(layer, name: str = "kernel", **others):
         else:
             shards = local_shard_along(a, dim), _copied(b)
         others |= zip(names, shards)
-    return layers.with_weight(layer, name, shard_of(weight), **others)
+    shard, shape = shard_of(weight), f"{name}_shape"
+    if shape in vars(layer):
+        # To which Keras 3.16 reshapes what a quantized weight stands for.
+        others[shape] = tuple(shard.shape)
+    return layers.with_weight(layer, name, shard, **others)
 
 
 def call(layer, *args, **kwargs):
