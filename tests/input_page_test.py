@@ -32,7 +32,7 @@ class InputPageTest(tf.test.TestCase):
         names = {}
         for program in programs:
             exec(program, names)
-        self.assertEqual(names["train"].position.value, (0, 2, 0))
+        self.assertEqual(names["train"].position.value, (0, 3, 0))
 
     def test_every_source_is_in_its_table(self):
         with open(_PATH, encoding="utf-8") as file:

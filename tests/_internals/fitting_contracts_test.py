@@ -14,7 +14,6 @@ from tests._internals.contracts import holds
 from tfscale._internals import attributes
 from tfscale._internals import datasets
 from tfscale._internals import fitting
-from tfscale._internals import fitting as private_fitting
 from tfscale._internals import instances
 from tfscale._internals import releases
 from tfscale._internals import stack
@@ -332,10 +331,13 @@ class FitTest(tf.test.TestCase):
         for strategy in (None, tf.distribute.OneDeviceStrategy("CPU:0")):
             with strategy.scope() if strategy else contextlib.nullcontext():
                 model = compiled()
-            self.assertEqual(fitting.probes_data(model), bool(strategy))
             dataset = Dataset(
                 tf.data.Dataset.from_tensors((X, X[:, :1])).repeat(2)
             )
+            epochs = symbols.TFEpochIterator(
+                x=dataset, distribute_strategy=model.distribute_strategy
+            )
+            self.assertEqual(fitting.probes_data(model, epochs), bool(strategy))
             made.clear()
             model.evaluate(dataset, callbacks=[Noting()], verbose=0)
         self.assertEqual(counts[0], 0)
@@ -362,47 +364,6 @@ class FitTest(tf.test.TestCase):
         data = Data()
         model.fit(data, verbose=0)
         self.assertIs(created[0], data)
-
-    @holds("Model.fit", "_maybe_symbolic_build")
-    @holds("DistributedDataset.__init__", "_original_dataset")
-    @holds("DistributedDatasetsFromFunction.build", "_datasets")
-    def test_what_keras_looks_at_is_known_while_it_does(self):
-        found = []
-
-        def look():
-            found.append(private_fitting.data_keras_reads())
-            return True
-
-        spec = tf.TensorSpec([], tf.bool)
-        dataset = tf.data.Dataset.from_tensors((X, X[:, :1])).map(
-            lambda x, y: (
-                tf.where(datasets.asked_of_python(look, spec), x, 0),
-                y,
-            )
-        )
-        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-        with strategy.scope():
-            model = compiled()
-        for given in (
-            dataset,
-            strategy.experimental_distribute_dataset(dataset),
-            strategy.distribute_datasets_from_function(lambda _: dataset),
-        ):
-            for read, name in (
-                (model.fit, "fit"),
-                (model.evaluate, "evaluate"),
-                (model.predict, "predict"),
-            ):
-                found.clear()
-                read(given, verbose=0)
-                # For `predict` Keras draws no batch to look at.
-                purposes = [["probe", name], [name]][name == "predict" :]
-                self.assertEqual(
-                    [[purpose for purpose, _ in reads] for reads in found],
-                    purposes,
-                )
-                for _, (one,) in itertools.chain(*found):
-                    self.assertIs(one, dataset)
 
     @holds("seed_generator", "GLOBAL_SEED_GENERATOR", "global_seed_generator")
     def test_layers_without_a_seed_draw_from_one_generator(self):

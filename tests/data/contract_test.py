@@ -412,11 +412,11 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         pipeline.position.assign(epoch=0, index=32)
         self.assertEqual(_real(_batches(pipeline)), second)
 
-    def test_looking_at_a_batch_does_not_move_the_position(self):
+    def test_a_look_at_a_batch_begins_an_epoch(self):
         pipeline = _pipeline("arrays", batch_size=8)
-        for _ in range(3):
+        for epoch in (1, 2, 3):
             next(iter(pipeline))
-        self.assertEqual(pipeline.position.value, (0, 0, 0))
+            self.assertEqual(pipeline.position.value, (0, epoch, 0))
 
     def test_a_map_of_the_user_knows_the_cardinality(self):
         for name in ("arrays", "tfrecords"):

@@ -6,36 +6,13 @@ from typing import Any
 from typing import NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfscale._internals.symbols import DistributedIterator
 from tfscale._internals.symbols import DistributedIteratorSpec
 from tfscale._internals.symbols import InputWorkers
 
-_ASKED = "tfscale_asks_python"
 _NUMBERS = (tf.int64, tf.bool)
-
-
-def asked_of_python(
-    function: Callable[[], Any], spec: tf.TensorSpec
-) -> tf.Tensor:
-    """A tensor that Python computes each time; for tf.data.
-
-    It computes no records: see `is_asked`.
-    """
-    answer = tf.numpy_function(
-        lambda: np.array(function(), spec.dtype.as_numpy_dtype),
-        [],
-        spec.dtype,
-        name=_ASKED,
-    )
-    answer.set_shape(spec.shape)
-    return answer
-
-
-def is_asked(node: Any) -> bool:
-    return node.name == _ASKED
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:

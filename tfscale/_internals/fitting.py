@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
-from tfscale._internals.stack import calls_of_all_threads
 from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import DistributedDataset
 from tfscale._internals.symbols import EpochIterator
@@ -59,22 +58,10 @@ def epochs_in_creation() -> EpochIterator | None:
     return next(created, None)
 
 
-def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
-    """The purpose and the datasets of Keras' running calls, innermost first.
-
-    It is "fit", "evaluate", "predict", or "probe" at a batch.
-    """
-    return [
-        (call.purpose, _datasets_of(_given_to(call.epochs)))
-        for call in calls_of_all_threads()
-        if call.purpose != "create" and call.epochs is not None
-    ]
-
-
 def reader_of(distributed: Any) -> tuple[str, EpochIterator] | None:
     """Why Keras iterates over a distributed dataset, if it does.
 
-    See `data_keras_reads`; with the epochs.
+    It is "fit", "evaluate", "predict", or "probe" at a batch; with the epochs.
     """
     for call in calls():
         is_read = call.purpose != "create" and call.epochs is not None
@@ -94,15 +81,6 @@ def callbacks_of(call: Call) -> list[Any]:
     given = call.callbacks
     given = getattr(given, "callbacks", given) or []
     return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _datasets_of(source):
-    if not isinstance(source, tf.distribute.DistributedDataset):
-        return [source] if isinstance(source, tf.data.Dataset) else []
-    # From a function, or else from a dataset.
-    if hasattr(source, "_datasets"):
-        return source._datasets
-    return [source._original_dataset]
 
 
 def make_iterator(epochs: EpochIterator) -> Iterator[Any]:
@@ -217,15 +195,17 @@ def validation_epochs(model: keras.Model) -> EpochIterator | None:
     return getattr(model, "_eval_epoch_iterator", None)
 
 
-def probes_data(model: keras.Model) -> bool:
-    """Whether Keras draws a batch of a model's data before each validation.
+def probes_data(model: keras.Model, epochs: EpochIterator) -> bool:
+    """Whether Keras draws a batch of the data of epochs before these begin.
 
     It creates an iterator for that, to build layers, if the model was created
     under a strategy. A `PipelineModel` knows when all are built.
     """
     method = model.__class__._maybe_symbolic_build
     is_overridden = method is not keras.Model._maybe_symbolic_build
-    return model._distribute_strategy is not None and not is_overridden
+    is_probed = getattr(epochs._distributed_dataset, "is_probed", True)
+    has_strategy = model._distribute_strategy is not None
+    return has_strategy and is_probed and not is_overridden
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:

@@ -82,13 +82,3 @@ def calls(thread: int | None = None) -> list[Call]:
             )
         frame = frame.f_back
     return found
-
-
-def calls_of_all_threads() -> list[Call]:
-    """See `calls`; for a function that tf.data calls.
-
-    A thread of TensorFlow calls it, while Keras' thread waits.
-    """
-    return [
-        call for thread in list(sys._current_frames()) for call in calls(thread)
-    ]

@@ -63,11 +63,9 @@ python.distribute.input_lib.DistributedIteratorSpec
     _component_specs, _from_components: a function takes that iterator once
     _to_components: a function takes that iterator once
 python.distribute.input_lib.DistributedDataset.__init__
-    _original_dataset: whose pipelines Keras looks at in `fit`
+    _original_dataset: the data of a `fit`
 python.distribute.input_lib.DistributedDataset
     _make_rebatch_fn: how batches are cut for replicas, and read ahead
-python.distribute.input_lib.DistributedDatasetsFromFunction.build
-    _datasets: whose pipelines Keras looks at in `fit`
 python.distribute.numpy_dataset
     SingleDevice: the host of the first replica
 python.distribute.values_util

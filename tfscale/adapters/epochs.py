@@ -37,7 +37,6 @@ class FollowedEpochs(in_place.Mixin):
 
     Attributes:
         watcher: The `Watcher`, or None.
-        on_step: Called with the number of batches of each step, or None.
         around_steps: Returns a context in which all steps of an epoch run, with
             the callbacks between them.
         on_iterator: Called before an iterator over the data is created, or
@@ -47,7 +46,6 @@ class FollowedEpochs(in_place.Mixin):
     """
 
     watcher: Watcher | None = None
-    on_step: Callable[[int], None] | None = None
     around_steps: Callable[[], Any] = contextlib.nullcontext
     on_iterator: Callable[[], None] | None = None
     num_drawn = 0
@@ -82,12 +80,7 @@ class FollowedEpochs(in_place.Mixin):
             yield step, end, iterator
 
     def __next__(self):
-        on_step = self.on_step  # who begins within has been told
-        if on_step is not None:
-            on_step(0)
         begin, end, iterator = super().__next__()
-        if on_step is not None:
-            self.on_step(end + 1 - begin)
         self._draw(iterator, end + 1 - begin)
         return begin, end, iterator
 
@@ -110,18 +103,6 @@ def watch(epochs: Any, watcher: Watcher | None) -> None:
 def run_within(epochs: Any, around_steps: Callable[[], Any]) -> None:
     """Has all later steps run in a context that a function returns."""
     in_place.put(epochs, FollowedEpochs, around_steps=around_steps)
-
-
-def tell_steps(epochs: Any, on_step: Callable[[int], None]) -> None:
-    """Calls a function with the number of batches of each step, before it.
-
-    The function replaces an earlier one, and is called at once for the step
-    whose iterator is being created.
-    """
-    is_first = getattr(epochs, "on_step", None) is None
-    in_place.put(epochs, FollowedEpochs, on_step=on_step)
-    if is_first:
-        on_step(epochs.steps_per_execution)
 
 
 def tell_iterators(epochs: Any, on_iterator: Callable[[], None] | None) -> None:

@@ -108,7 +108,7 @@ class Run:
                 self.folder.path,
                 num_noted,
             )
-        num_probes = int(fitting.probes_data(self.model))
+        num_probes = int(fitting.probes_data(self.model, self._epochs))
         warn_of_inexact(self._epochs, "training", num_probes)
         callback_states.warn_of_unknown(self._saved_callbacks)
         left_out = variables.left_out(self.model)
@@ -166,7 +166,7 @@ class Run:
         if epochs is None:
             return
         if self._validation is None:
-            num_probes = int(fitting.probes_data(self.model))
+            num_probes = int(fitting.probes_data(self.model, epochs))
             self._validation = Validation(epochs, num_probes)
             warn_of_shared(self._epochs, epochs)
             if self._validation_state is not None:
@@ -191,6 +191,7 @@ class Run:
 
     def end(self) -> str:
         """Ends a `fit` that succeeded; returns the report."""
+        self._data.end()
         self._report.step_is_over(is_last=True)
         with logged("The last backup was not saved, and `fit` has ended well"):
             self._writer.wait()
@@ -229,13 +230,12 @@ class Run:
         self._step = 0
         # Once in an epoch: it takes longer than the rest of a save.
         self._config = functools.cache(functools.partial(config_of, self.model))
-        self._data.begin_epoch(self._epoch)
         backup, self._backup = self._backup, None
         if backup is None:
             return 0
         self._restore(backup)
         self._step = self._data.resume(
-            backup.state["data_position"], self._epoch, backup.state["step"]
+            backup.state["data_position"], backup.state["step"]
         )
         self._logs_so_far = None
         if self._step:

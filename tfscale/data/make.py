@@ -213,7 +213,7 @@ def _spec_of(recipe, first):
 def _options(asked, context):
     options = tf.data.Options().merge(asked)
     options.deterministic = asked.deterministic is not False
-    # The last map moves the position: nothing may read ahead of it.
+    # The chain prefetches before its last map, which costs nothing.
     options.experimental_optimization.inject_prefetch = False
     # With several workers, tf.distribute must not divide the records again;
     # with one, it must not divide them by files.

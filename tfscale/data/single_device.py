@@ -56,12 +56,18 @@ class _Transformed(tf.data.Dataset):
         return self._spec
 
 
-def map_on_host(dataset, function, *, num_parallel_calls=None, name=None):
+def map_on_host(
+    dataset, function, *, num_parallel_calls=None, name=None, synchronous=False
+):
     """`dataset.map(function)`."""
 
     def make(**common):
         if num_parallel_calls is None:
-            return tf.raw_ops.MapDataset(preserve_cardinality=True, **common)
+            return tf.raw_ops.MapDataset(
+                preserve_cardinality=True,
+                force_synchronous=synchronous,
+                **common,
+            )
         return tf.raw_ops.ParallelMapDatasetV2(
             num_parallel_calls=tf.constant(num_parallel_calls, tf.int64),
             preserve_cardinality=True,

@@ -50,14 +50,7 @@ class DatasetStage:
     @functools.cached_property
     def operations(self) -> list[str]:
         """Types of the operations in its functions, sorted."""
-        return sorted(
-            {
-                node.op
-                for nodes in self.functions
-                for node in nodes
-                if not datasets.is_asked(node)
-            }
-        )
+        return sorted({node.op for nodes in self.functions for node in nodes})
 
     @property
     def seeded_random(self) -> list[str]:

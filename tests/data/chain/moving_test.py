@@ -1,9 +1,7 @@
-"""A position is behind what was trained on, however training ends.
+"""An iterator that is created later begins a later epoch.
 
 Fits of `steps_per_epoch=2` trained on the same two batches for ever.
 """
-
-import itertools
 
 import keras
 import numpy as np
@@ -13,7 +11,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
-from tests import strategies
 from tfscale import data
 
 ROWS = 40
@@ -62,158 +59,167 @@ def mesh():
     return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
 
 
+def order(epoch, count, **kwargs):
+    """The first records of an epoch."""
+    whole = pipeline(**kwargs)
+    whole.position.assign(epoch=epoch)
+    return np.concatenate([x for x, _ in whole])[:count, 0].astype(int)
+
+
 class FitTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         make=(tf.distribute.get_strategy, mesh), is_distributed=(False, True)
     )
     @pytest.mark.crossing(every=2)
-    def test_fits_of_some_steps_go_on_with_the_next_batches(
+    def test_each_fit_of_some_steps_begins_a_later_epoch(
         self, make, is_distributed
     ):
         strategy = make()
         model, train = compiled(strategy), pipeline()
-        given = train
+        given, expected = train, np.zeros(ROWS)
         if is_distributed:
             given = strategy.experimental_distribute_dataset(train)
-        for number in range(1, 5):
-            model.fit(given, steps_per_epoch=2, verbose=0)
-            self.assertEqual(train.position.value, (5, 0, 8 * number))
-            self.assertEqual(seen(model).sum(), 8 * number)
-        model.fit(given, steps_per_epoch=2, verbose=0)
-        self.assertEqual(train.position.value, (5, 1, 0))
-        self.assertAllEqual(seen(model), np.ones(ROWS))
+        for number in range(4):
+            # One step, too: it saw the same batch for ever.
+            steps = 2 - number % 2
+            model.fit(given, steps_per_epoch=steps, verbose=0)
+            self.assertEqual(train.position.value, (5, number + 1, 0))
+            expected[order(number, 4 * steps)] += 1
+            self.assertAllEqual(seen(model), expected)
+        model.fit(given, epochs=2, verbose=0)
+        self.assertEqual(train.position.value, (5, 6, 0))
+        self.assertAllEqual(seen(model), expected + 2)
 
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
     @pytest.mark.crossing(every=2)
-    def test_several_steps_of_one_execution_count(self, make):
-        model = compiled(make(), steps_per_execution=2)
-        train = pipeline()
-        model.fit(train, steps_per_epoch=4, verbose=0)
-        self.assertEqual(train.position.value, (5, 0, 16))
-        model.fit(train, steps_per_epoch=2, epochs=3, verbose=0)
-        self.assertEqual(train.position.value, (5, 1, 0))
+    def test_with_a_callback_that_counts_they_go_on(self, make):
+        folder = self.create_tempdir().full_path
+        for executed, given in ((1, lambda p: p), (2, lambda p: p.prefetch(1))):
+            model = compiled(make(), steps_per_execution=executed)
+            train = pipeline(shuffle=executed == 1)
+            for number in range(1, 5):
+                model.fit(
+                    given(train),
+                    steps_per_epoch=2,
+                    callbacks=[tfscale.callbacks.BackupAndRestore(folder)],
+                    verbose=0,
+                )
+                self.assertEqual(train.position.value, (5, 0, 8 * number))
+                self.assertEqual(seen(model).sum(), 8 * number)
+            model.fit(given(train), steps_per_epoch=2, verbose=0)
+            self.assertEqual(train.position.value, (5, 1, 0))
+            self.assertAllEqual(seen(model), np.ones(ROWS))
 
-    @parameterized.parameters(tf.distribute.get_strategy, mesh)
-    @pytest.mark.crossing(every=2)
-    def test_a_callback_may_stop_it(self, make):
-        model, train = compiled(make()), pipeline()
-        model.fit(train, callbacks=[Stop(3)], verbose=0)
+    def test_the_rest_of_an_epoch(self):
+        model, train = compiled(), pipeline()
+        backup = tfscale.callbacks.BackupAndRestore(
+            self.create_tempdir().full_path
+        )
+        model.fit(train, callbacks=[Stop(3), backup], verbose=0)
         self.assertEqual(train.position.value, (5, 0, 16))
-        self.assertEqual(seen(model).sum(), 16)
         model.fit(train.take(train.batches_left), verbose=0)
         self.assertAllEqual(seen(model), np.ones(ROWS))
         self.assertEqual(train.position.value, (5, 1, 0))
 
-    def test_it_goes_on_in_the_next_epoch(self):
+    def test_a_repeat_begins_an_epoch_each_time(self):
         model, train = compiled(), pipeline()
-        for _ in range(2):
+        for number in range(2):
             model.fit(train.repeat(), steps_per_epoch=15, verbose=0)
-        self.assertEqual(train.position.value, (5, 3, 0))
-        self.assertAllEqual(seen(model), np.full(ROWS, 3.0))
-
-    def test_of_replicas_that_read_ahead_no_two_fits_are_the_same(self):
-        # By as much as nobody is told.
-        for strategy, of in (
-            (strategies.mirrored(), lambda p: p),
-            (mesh(), lambda p: p.repeat()),
-        ):
-            model, train = compiled(strategy), pipeline(remainder="pad")
-            model.fit(of(train), steps_per_epoch=2, verbose=0)
-            self.assertBetween(train.position.value.index, 8, 32)
+            self.assertEqual(train.position.value, (5, 2 * number + 2, 0))
+        whole = np.full(ROWS, 2.0)
+        for epoch in (1, 3):
+            whole[order(epoch, 20)] += 1
+        self.assertAllEqual(seen(model), whole)
 
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
     @pytest.mark.crossing(every=3)
-    def test_evaluation_begins_at_the_beginning(self, make):
+    def test_data_in_a_fixed_order_is_evaluated_from_its_beginning(self, make):
         model = compiled(make(), rate=0.0)
-        train, valid = pipeline(shuffle=False), pipeline(shuffle=False)
+        train, valid = pipeline(), pipeline(shuffle=False)
         whole = model.evaluate(valid, verbose=0)
         part = model.evaluate(valid, steps=2, verbose=0)
-        epoch = valid.position.value.epoch
-        for _ in range(2):
-            self.assertEqual(model.evaluate(valid, steps=2, verbose=0), part)
-            self.assertEqual(valid.position.value, (5, epoch, 0))
-        model.fit(
+        self.assertNotAllClose(part, whole)
+        self.assertEqual(model.evaluate(valid, steps=2, verbose=0), part)
+        history = model.fit(
             train,
             steps_per_epoch=1,
             epochs=3,
             validation_data=valid,
             validation_steps=2,
             verbose=0,
-        )
-        self.assertEqual(valid.position.value, (5, epoch, 0))
-        self.assertEqual(train.position.value, (5, 0, 12))
-        # Of what is being trained on, too, and then training goes on.
+        ).history
+        self.assertAllEqual(history["val_loss"], [part] * 3)
+        self.assertEqual(train.position.value, (5, 1, 0))
+        # Of what is being trained on, too.
         self.assertAllClose(model.evaluate(train, verbose=0), whole, rtol=1e-6)
         self.assertLen(model.predict(train, verbose=0), ROWS)
-        self.assertEqual(train.position.value, (5, 0, 12))
+        self.assertEqual(train.position.value, (5, 3, 0))
 
 
 class LoopTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
-    def test_a_loop_that_stops_goes_on_later(self, make):
+    def test_a_loop_that_counts_goes_on_later(self, make):
         strategy = make()
         train = pipeline()
         given = strategy.experimental_distribute_dataset(train)
-        seen = []
-        for number in range(1, 5):
-            for x, _ in itertools.islice(given, 2):
+        found = []
+        for number in range(1, 6):
+            start = train.position.value
+            for step, (x, _) in enumerate(given, 1):
                 parts = strategy.experimental_local_results(x)
-                seen += np.concatenate(parts).ravel().tolist()
-            self.assertEqual(train.position.value, (5, 0, 8 * number))
-        self.assertLen(set(seen), 32)
+                found += np.concatenate(parts).ravel().tolist()
+                here = train.position_after(start, step)
+                train.position.assign(**here._asdict())
+                if step == 2:
+                    break
+            self.assertEqual(
+                train.position.value,
+                (5, 0, 8 * number)[:3] if number < 5 else (5, 1, 0),
+            )
+        self.assertAllEqual(found, order(0, ROWS))
 
-    def test_one_batch_is_a_look(self):
+    def test_a_loop_in_a_graph_of_replicas_begins_an_epoch_each_time(self):
+        strategy, train = mesh(), pipeline()
+        given = strategy.experimental_distribute_dataset(train)
+
+        @tf.function
+        def total():
+            found = 0.0
+            for x, _ in given:
+                found += strategy.reduce("SUM", x, axis=0)[0]
+            return found
+
+        for epoch in (1, 2, 3):
+            self.assertEqual(total(), sum(range(ROWS)))
+            self.assertEqual(train.position.value, (5, epoch, 0))
+
+    def test_no_epoch_lacks_a_batch_that_was_looked_at(self):
         train = pipeline()
-        first, _ = next(iter(train))
-        for x, _ in train.take(1):
-            self.assertAllEqual(x, first)
-        iterator = iter(train)
-        self.assertAllEqual(next(iterator)[0], first)
-        next(iterator)
-        # Another look, while an epoch goes on, holds nothing up.
-        self.assertNotAllEqual(next(iter(train))[0], first)
-        self.assertEqual(train.position.value, (5, 0, 8))
-        self.assertLen(list(iterator), 8)
-        self.assertEqual(train.position.value, (5, 1, 0))
+        for epoch, look in enumerate(
+            (lambda: next(iter(train)), lambda: next(iter(train.take(1))))
+        ):
+            x, _ = look()
+            self.assertAllEqual(x[:, 0], order(epoch, 4))
+        model = compiled()
+        model.fit(train, verbose=0)
+        self.assertAllEqual(seen(model), np.ones(ROWS))
+        iter(train)  # from which no batch is taken
+        self.assertEqual(train.position.value, (5, 3, 0))
+
+    def test_iterators_at_a_time_have_an_epoch_each(self):
+        train = pipeline()
+        both = [x for x in tf.data.Dataset.zip(train, train)]
+        for number in range(2):
+            found = [each[number][0][:, 0] for each in both]
+            self.assertAllEqual(np.concatenate(found), order(number, ROWS))
 
     def test_what_was_set_meanwhile_stays(self):
         train = pipeline()
         iterator = iter(train)
         next(iterator)
-        next(iterator)
         train.position.assign(epoch=3, index=4)
-        self.assertLen(list(iterator), 8)
+        self.assertLen(list(iterator), 9)
         self.assertEqual(train.position.value, (5, 3, 4))
-
-    def test_an_epoch_of_one_batch_is_over_with_it(self):
-        train = pipeline(rows=4)
-        for epoch in (1, 2):
-            next(iter(train))
-            self.assertEqual(train.position.value, (5, epoch, 0))
-
-    def test_batches_by_their_numbers_move_it(self):
-        train, shown = pipeline(batch_size=2), []
-
-        class Batches(keras.utils.PyDataset):
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, index):
-                x, y = next(self.batches)
-                shown.append(x)
-                return x, y
-
-            def on_epoch_begin(self):
-                self.batches = iter(train)
-
-        model = compiled()
-        for _ in range(2):
-            given = Batches()
-            given.on_epoch_begin()
-            model.fit(given, shuffle=False, verbose=0)
-            taken = 2 * len(shown)
-            self.assertEqual(train.position.value, (5, 0, taken))
-        self.assertLen(np.unique(shown), taken)
 
     @parameterized.parameters("keep", "drop", "pad")
     def test_workers_move_it_alike(self, remainder):
@@ -223,11 +229,11 @@ class LoopTest(tf.test.TestCase, parameterized.TestCase):
                 remainder=remainder,
                 input_context=tf.distribute.InputContext(2, worker, 2),
             )
-            for number in range(1, train.cardinality() // 2):
-                list(train.take(2))
-                self.assertEqual(train.position.value, (5, 0, 8 * number))
-            list(train)
+            list(train.take(2))
             self.assertEqual(train.position.value, (5, 1, 0))
+            train.position.assign(epoch=1, index=8)
+            self.assertLen(list(train), train.cardinality() - 2)
+            self.assertEqual(train.position.value, (5, 2, 0))
 
 
 class EndTest(tf.test.TestCase):

@@ -46,7 +46,6 @@ class DataPosition:
         self._num_earlier = 0
         self._drawn_before = []  # of each iterator but the last one
         self._starts = self._values()
-        self._first_epoch = None
         py_dataset.keep_order(epochs)
         source = fitting.source_of(epochs)
         is_dataset = isinstance(source, tf.data.Dataset)
@@ -99,18 +98,14 @@ class DataPosition:
         """Called after training on batches."""
         self._num_drawn += count
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Sets the position to the beginning of an epoch.
+    def end(self) -> None:
+        """Sets the position to what was trained on; `fit` has ended."""
+        if self._is_direct and self._num_made:
+            self._pipeline.position.assign(**self._here()._asdict())
 
-        Without this it moves when the last batch is handed out, which a
-        strategy that reads ahead does earlier than training.
-        """
-        if not self._is_direct or self._has_endless_epochs:
-            return
-        if self._first_epoch is None:
-            self._first_epoch = epoch - self._pipeline.position.value.epoch
-            return
-        self._pipeline.position.assign(epoch=epoch - self._first_epoch, index=0)
+    def _here(self):
+        (start,) = self._starts
+        return self._pipeline.position_after(start, self._num_drawn)
 
     def identity(self) -> list[str]:
         """Facts that must be the same for a run to continue.
@@ -150,9 +145,7 @@ class DataPosition:
                 for number, same in itertools.groupby(self._drawn_before)
             ]
         if self._is_direct:
-            (start,) = self._starts
-            here = self._pipeline.position_after(start, self._num_drawn)
-            state["position"] = list(here)
+            state["position"] = list(self._here())
         return state
 
     def order(self) -> list[int] | None:
@@ -163,7 +156,7 @@ class DataPosition:
         """Sets a result of `order`, before `resume`."""
         py_dataset.set_order(self._epochs, order)
 
-    def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
+    def resume(self, state: dict[str, Any], step: int) -> int:
         """Returns to the position of a run, in an epoch that begins.
 
         Returns:
@@ -174,7 +167,6 @@ class DataPosition:
             position = PositionValue(*state["position"])
             self._pipeline.position.assign(**position._asdict())
             if not self._has_endless_epochs:
-                self._first_epoch = epoch - position.epoch
                 if position.index == 0:
                     return 0
                 # Of executions, the last of which may have fewer batches.
@@ -210,13 +202,11 @@ class DataPosition:
                 before, if that has a number of steps.
         """
         if self._is_direct:
-            here = state["position"]
-            is_repeated = self._pipeline is not fitting.source_of(self._epochs)
-            if is_repeated and self._has_endless_epochs:
-                # Replicas have read later epochs ahead.
-                (here,) = state["after"]
-            # Each validation starts at the beginning of an epoch.
-            position = PositionValue(*here)._replace(index=0)
+            (after,) = state["after"]
+            position = PositionValue(*after)
+            # A probe begins an epoch, or goes on with one of some steps.
+            if not self._has_endless_epochs:
+                position = position._replace(epoch=position.epoch + num_probes)
             self._pipeline.position.assign(**position._asdict())
         else:
             fitting.set_known_batches(self._epochs, state["known"])

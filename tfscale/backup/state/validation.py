@@ -25,7 +25,6 @@ class Validation:
             self._position.iterator_made()
             self._position.drawn(1)
         self._done = 0
-        self._num_epochs = -1
         self._has_begun = False
         self._identity = self._position.identity()
         warn_of_inexact(epochs, "validation", num_probes)
@@ -33,7 +32,6 @@ class Validation:
 
     def begin(self) -> None:
         """Called when a validation begins, and not for a look at a batch."""
-        self._num_epochs += 1
         self._has_begun = True
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -70,7 +68,6 @@ class Validation:
     def begin_epoch(self) -> int:
         """See `Watcher`."""
         self._done = 0
-        self._position.begin_epoch(self._num_epochs)
         return 0
 
     def skip(self, iterator: Any) -> None:

@@ -34,8 +34,9 @@ def build(recipe, position):
     batches = keyed_batches(recipe, position)
     if recipe.prefetch:
         batches = batches.prefetch(recipe.prefetch)
+    # Else tf.data makes it parallel, and it would read ahead.
     delivered = single_device.map_on_host(
-        batches, _deliver(recipe, position), name="deliver"
+        batches, _deliver(recipe), name="deliver", synchronous=True
     )
     return delivered.with_options(recipe.options)
 
@@ -48,7 +49,8 @@ def keyed_batches(recipe, position):
             return _batched(recipe, records)
         return named.batches(
             _batched(recipe, records.ignore_errors()),
-            _raw_batches(recipe, position),
+            # It is read first, and the other moves the position.
+            _raw_batches(recipe, position.start),
             functools.partial(made, recipe),
         )
     batches = _parsed_batches(recipe, position)
@@ -67,19 +69,19 @@ def keyed_batches(recipe, position):
 
 def keyed_records(recipe, position):
     """The chain up to batches: a dataset of `(key, record)`."""
-    return _raw_records(recipe, position).map(
+    return _raw_records(recipe, position.begin).map(
         lambda key, raw=None: (key, made(recipe, key, raw)),
         **recipe.parallel(),
         name="record",
     )
 
 
-def _raw_records(recipe, position):
+def _raw_records(recipe, begin):
     if isinstance(recipe.source, IndexedSource):
-        return stream.indexed_keys(recipe, position).unbatch()
+        return stream.indexed_keys(recipe, begin).unbatch()
     if isinstance(recipe.source, BlockSource):
-        return windows.block_records(recipe, position)
-    return buffered.stream_records(recipe, position)
+        return windows.block_records(recipe, begin)
+    return buffered.stream_records(recipe, begin)
 
 
 def _parsed_batches(recipe, position):
@@ -104,7 +106,7 @@ def _parsed_batches(recipe, position):
 
         return keys, recipe.get_or_make(index, make)
 
-    batches = _raw_batches(recipe, position)
+    batches = _raw_batches(recipe, position.begin)
     # Grappler changes bits of a user's function (a quotient by a constant
     # becomes a product), here as in a map of single records.
     if recipe.parse_batch is not None and recipe.cache is None:
@@ -114,13 +116,13 @@ def _parsed_batches(recipe, position):
     )
 
 
-def _raw_batches(recipe, position):
+def _raw_batches(recipe, begin):
     plan = recipe.plan
     if isinstance(recipe.source, BlockSource):
-        return windows.block_batches(recipe, position)
+        return windows.block_batches(recipe, begin)
     if not isinstance(recipe.source, IndexedSource):
-        return _batched(recipe, buffered.stream_records(recipe, position))
-    batches = stream.indexed_keys(recipe, position)
+        return _batched(recipe, buffered.stream_records(recipe, begin))
+    batches = stream.indexed_keys(recipe, begin)
     if plan.batches_per_step > 1:
         shape = [plan.batches_per_step, plan.batch_size, stream.KEY_SIZE]
         batches = batches.map(lambda k: tf.reshape(k, shape)).unbatch()
@@ -196,11 +198,10 @@ def _padding_value(value, spec):
         ) from error
 
 
-def _deliver(recipe, position):
-    """The last map: adds weights of padding, and moves the position."""
+def _deliver(recipe):
+    """The last map: a batch without its keys, with weights of padding."""
 
     def deliver(key, batch):
-        stream.move(position, recipe.plan, key)
         if recipe.plan.remainder != "pad":
             return batch
         is_real = key[:, stream.POSITION] < recipe.plan.num_records

@@ -69,8 +69,6 @@ class Recipe:
     parse_reason: str = ""
     names_failed: bool = False  # see `named`
     padding: Any = None
-    # Whether the consumer reads batches ahead, and moves the position itself.
-    is_read_ahead: bool = False
 
     @property
     def has_one_shape(self):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,18 +84,6 @@ class ResumableDataset(tf.data.Dataset):
         index = (first + steps * plan.global_batch) * plan.lines
         return start._replace(epoch=epoch, index=index)
 
-    @functools.cached_property
-    def read_ahead(self) -> "ResumableDataset":
-        """The same for a consumer that reads ahead, and counts its batches.
-
-        A strategy with several replicas does: see `Position.begin`.
-        """
-        return self._built(dataclasses.replace(self.recipe, is_read_ahead=True))
-
-    def _built(self, recipe):
-        dataset = chain.build(recipe, self.position)
-        return ResumableDataset(dataset, recipe, self.position)
-
     def with_batch_size(self, batch_size: int) -> "ResumableDataset":
         """The same records in the same order, in batches of another size.
 
@@ -123,7 +110,9 @@ class ResumableDataset(tf.data.Dataset):
         1
         """
         plan = with_batch_size(self.recipe.plan, batch_size)
-        return self._built(dataclasses.replace(self.recipe, plan=plan))
+        recipe = dataclasses.replace(self.recipe, plan=plan)
+        dataset = chain.build(recipe, self.position)
+        return ResumableDataset(dataset, recipe, self.position)
 
 
 @contextlib.contextmanager

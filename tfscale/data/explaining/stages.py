@@ -44,7 +44,8 @@ def with_prefetch(
         recipe = dataset.recipe
         if recipe.prefetch == _AUTO:
             return None
-        changed = _built(dataclasses.replace(recipe, prefetch=_AUTO))
+        recipe = dataclasses.replace(recipe, prefetch=_AUTO)
+        changed = chain.build(recipe, Position(0))
         return "prefetch=tf.data.AUTOTUNE", changed
     last, text = _timed(dataset)[-1], "prefetch(tf.data.AUTOTUNE)"
     if not last.is_a("Prefetch"):
@@ -70,12 +71,6 @@ def estimates(
     longest = max(time.total_seconds for time in times)
     for text, seconds in saved:
         yield Suggestion(text, 1 / (1 - min(seconds / longest, _MOST_SAVED)))
-
-
-def _built(recipe):
-    """A plain dataset of a recipe that stays at the beginning of an epoch."""
-    recipe = dataclasses.replace(recipe, is_read_ahead=True)
-    return chain.build(recipe, Position(0))
 
 
 def _recipe_prefixes(recipe):
@@ -104,9 +99,10 @@ def _recipe_prefixes(recipe):
             records = records.map(lambda key, record: key)
             batches = records.batch(recipe.plan.batch_size)
         found.append((name, batches.with_options(recipe.options)))
-    found.append(("batch", _built(dataclasses.replace(recipe, prefetch=0))))
+    batched = dataclasses.replace(recipe, prefetch=0)
+    found.append(("batch", chain.build(batched, Position(0))))
     if recipe.prefetch:
-        found.append(("prefetch", _built(recipe)))
+        found.append(("prefetch", chain.build(recipe, Position(0))))
     return found
 
 

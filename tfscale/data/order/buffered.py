@@ -7,7 +7,7 @@ from tfscale.data.order import stream
 _MIX = 0x5EED  # makes this order differ from that of blocks
 
 
-def stream_records(recipe, position):
+def stream_records(recipe, begin):
     """A dataset of keys and records of a `StreamSource`, in order.
 
     The order is that of a shuffle buffer whose seed is a function of (seed,
@@ -39,17 +39,12 @@ def stream_records(recipe, position):
 
         def keyed(position, record):
             number, raw = record
-            step = (position - start) // plan.global_batch
-            heads = stream.heads_of(where, step[None], plan)
-            keys = stream.keys_of(
-                heads, number[None], position[None], where.final, plan
-            )
-            return keys[0], raw
+            return tf.stack([where.seed, where.epoch, number, position]), raw
 
         return records.map(keyed)
 
     head = tf.data.Dataset.from_tensors(0).map(
-        lambda _: stream.epoch_start(recipe, position), name="position"
+        lambda _: begin(plan), name="position"
     )
     return head.flat_map(epoch_of)
 

@@ -12,25 +12,21 @@ workers. A resumed epoch is the same line from `index` on.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 from typing import NamedTuple
 
 REMAINDERS = ("drop", "pad", "keep")
-# The first step that moves a position, if that is the last step or none.
-LAST, NONE = 1 << 60, 1 << 61
 
 
 class EpochStart(NamedTuple):
     """Where an iterator begins: integers, or int64 scalar tensors."""
 
     seed: Any
-    epoch: Any  # of the records
+    epoch: Any
     first: Any  # position
     steps: Any  # left in the epoch
-    moving: Any  # the first of them that moves the position
     final: Any  # this worker's last position in the epoch
-    at_epoch: Any  # the position, which may be the end of the epoch before
-    at_index: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,53 +83,54 @@ class EpochPlan:
             return num_records // self.global_batch
         return -(-num_records // self.global_batch)
 
-    def start(self, seed, at_epoch, at_index, moving=LAST, minimum=min):
-        """The `EpochStart` at a position.
+    def start(self, seed, epoch, index, minimum=min):
+        """The `EpochStart` at a position: integers, or int64 tensors.
 
-        `moving` is the first step that may move the position, `LAST` or `NONE`.
-        The others are integers, or int64 tensors; `minimum` is then that of
-        tensors.
+        `minimum` is then that of tensors.
         """
-        first = at_index // self.lines
+        first = index // self.lines
         # The end of an epoch is the beginning of the next.
         over = minimum(first - minimum(first, self.last_start), 1)
         first *= 1 - over
         steps = self.steps_in(self.limit - first)
-        # The last step always moves the position, unless none may.
-        last = steps if moving == NONE else steps - 1
-        if self.batches_per_step == 1:
-            last = minimum(last, moving)
         begin, size = self.slice_of(steps - 1, first, minimum)
         return EpochStart(
             seed=seed,
-            epoch=at_epoch + over,
+            epoch=epoch + over,
             first=first,
             steps=steps,
-            moving=last,
             final=begin + size - 1,
-            at_epoch=at_epoch,
-            at_index=at_index,
         )
 
-    def check_end(self, first):
-        """Refuses an epoch from a position on that workers cannot end."""
+    def rules_of_end(self, first):
+        """Rules by which workers end an epoch from a position on.
+
+        `first` is an integer or an int64 tensor; yields conditions and errors,
+        with a `{}` for each of some numbers.
+        """
         if self.remainder != "keep":
             return
-        if len({self.steps_in(size - first) for size in self.sizes}) > 1:
-            raise ValueError(
+        steps = [self.steps_in(size - first) for size in self.sizes]
+        for one, other in itertools.pairwise(steps):
+            yield (
+                one == other,
                 "Every worker must have as many batches as the others. "
                 f"Received: files with {list(self.sizes)} records, from record "
-                f"{first} of each on, remainder='keep'. Use remainder='pad' or "
-                "'drop', or shard='records'."
+                "{} of each on, remainder='keep'. Use remainder='pad' or "
+                "'drop', or shard='records'.",
+                [first],
             )
+        if self.num_workers == 1:
+            return
         last = (self.limit - first) % self.global_batch
-        if 0 < last < self.num_workers:
-            raise ValueError(
-                "Every worker must get a record of the last batch with "
-                f"remainder='keep'. Received: {last} records in it for "
-                f"{self.num_workers} workers, from record {first} of the epoch "
-                "on. Use remainder='pad' or 'drop', or another batch size."
-            )
+        yield (
+            (last == 0) | (last >= self.num_workers),
+            "Every worker must get a record of the last batch with "
+            "remainder='keep'. Received: {} records in it for "
+            f"{self.num_workers} workers, from record {{}} of the epoch "
+            "on. Use remainder='pad' or 'drop', or another batch size.",
+            [last, first],
+        )
 
     def slice_of(self, step, start, minimum=min):
         """First position and size of the worker's slice.
@@ -231,4 +228,6 @@ def _check_steps(plan, batch_size):
             "last batch cannot be cut evenly for more. Received: "
             f"{plan.batches_per_step} replicas. Use remainder='pad' or 'drop'."
         )
-    plan.check_end(0)
+    for condition, error, numbers in plan.rules_of_end(0):
+        if not condition:
+            raise ValueError(error.format(*numbers))

@@ -5,16 +5,15 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfscale._internals import datasets as tf_datasets
-from tfscale._internals import fitting
 from tfscale._internals import symbols
-from tfscale.data.order import epoch_plan
 from tfscale.data.order.epoch_plan import EpochPlan
 from tfscale.data.order.epoch_plan import EpochStart
 
-_START = tf.TensorSpec([len(EpochStart._fields)], tf.int64)
-_EPOCH_INDEX = [1, 2]  # of a state
 _NO_END = (1 << 63) - 1
-_AFTER_THE_END = "A position's `index` must not be after the end of an epoch."
+_AFTER_THE_END = (
+    "A position's `index` must not be after the end of an epoch. Received: "
+    "index={}, and an epoch ends at {}."
+)
 
 
 class PositionValue(NamedTuple):
@@ -34,20 +33,20 @@ class PositionValue(NamedTuple):
 class Position(tf.Module):
     """Where the next iterator of a pipeline begins to read.
 
-    `index` counts the records, over all workers, that training has consumed of
-    `epoch`. The pipeline moves it with each batch that `fit` or a loop takes,
-    and to the beginning of the next epoch with the last one. So the next `fit`
-    continues one that was stopped or had `steps_per_epoch`. Batches that the
-    pipeline itself reads ahead do not count; those of a later `prefetch` do.
+    An iterator begins at the position, and with its first batch it moves the
+    position to the beginning of the next epoch. So an iterator that is created
+    later reads a later epoch, in whatever way the earlier one ended: each epoch
+    of `fit`, the next `fit`, a validation, or a look at one batch.
 
-    | consumer | moves the position |
-    |---|---|
-    | `fit` | with each batch |
-    | a loop | with each batch, from the second one on: a single batch is only
-      a look |
-    | `evaluate`, `predict`, validation | at the end of an epoch; each starts at
-      the beginning of one, as Keras says of `validation_steps` |
-    | Keras, under a strategy, to see the shapes of a batch | not at all |
+    `index` counts the records of `epoch`, over all workers, that training has
+    consumed. Code that counts sets it: `BackupAndRestore` does, and a loop does
+    by `position_after`:
+
+        start = pipeline.position.value
+        for step, batch in enumerate(pipeline, 1):
+            ...
+            here = pipeline.position_after(start, step)
+            pipeline.position.assign(**here._asdict())
 
     To continue `fit` in the middle of an epoch, first give it the rest of that
     epoch: otherwise Keras expects a whole epoch, warns when it ends early, and
@@ -65,9 +64,6 @@ class Position(tf.Module):
         end: Integer or None: where the last batch of an epoch ends, the largest
             `index`.
 
-    Attributes:
-        num_assigned: Integer, the number of calls of `assign`.
-
     Example:
 
     >>> position = Position(seed=7)
@@ -78,7 +74,6 @@ class Position(tf.Module):
 
     def __init__(self, seed: int, end: int | None = None):
         super().__init__(name="position")
-        self.num_assigned = 0
         self._end = _NO_END if end is None else end
         # On the host, outside of strategies: tf.data functions cannot read a
         # mirrored variable from another device.
@@ -120,73 +115,43 @@ class Position(tf.Module):
                 )
         if index is not None and index > self._end:
             raise ValueError(
-                f"{_AFTER_THE_END} Received: index={index}, and an epoch ends "
-                f"at {self._end}. A later epoch is `epoch=`."
+                f"{_AFTER_THE_END.format(index, self._end)} A later epoch is "
+                "`epoch=`."
             )
-        self.num_assigned += 1
         old = self.value
         new = (seed, epoch, index)
         self._state.assign(
             [o if n is None else int(n) for o, n in zip(old, new)]
         )
 
-    def begin(self, plan: EpochPlan, is_read_ahead: bool) -> tf.Tensor:
-        """The beginning of an iterator; for tf.data functions.
+    def begin(self, plan: EpochPlan) -> EpochStart:
+        """The beginning of an iterator, in int64 tensors; for tf.data.
 
-        Batches that are read ahead move the position only at the end of an
-        epoch that nothing else has moved.
-
-        Returns:
-            int64 tensor, the numbers of an `EpochStart`.
+        The next iterator begins with the epoch after.
         """
-        if _is_read_elsewhere():
-            seed, epoch, index = tf.unstack(self._state.read_value())
-            end = tf.constant(self._end, tf.int64)
-            tf.debugging.assert_less_equal(index, end, _AFTER_THE_END)
-            return tf.stack(plan.start(seed, epoch, index, minimum=tf.minimum))
-        return tf_datasets.asked_of_python(
-            lambda: self._start(plan, is_read_ahead), _START
+        start = self.start(plan)
+        # No assignment, by which random layers move their seeds.
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self._state.handle,
+            indices=[1, 2],
+            updates=[start.epoch + 1, 0],
         )
-
-    def _start(self, plan, is_read_ahead):
-        seed, epoch, index = self.value
-        if index > self._end:
-            raise ValueError(
-                f"{_AFTER_THE_END} Received: index {index} of {self._end}."
-            )
-        moving = self._first_moving()
-        if moving == epoch_plan.LAST:
-            index = 0
-        if is_read_ahead and moving != epoch_plan.NONE:
-            moving = epoch_plan.LAST
-        start = plan.start(seed, epoch, index, moving)
-        plan.check_end(start.first)
         return start
 
-    def _first_moving(self):
-        for purpose, datasets in fitting.data_keras_reads():
-            if any(self in positions_of(dataset) for dataset in datasets):
-                moving = {"probe": epoch_plan.NONE, "fit": 0}
-                return moving.get(purpose, epoch_plan.LAST)
-        return 1
-
-    def here(self) -> tf.Tensor:
-        """Epoch and index, as an int64 tensor; for tf.data."""
-        return tf.raw_ops.ResourceGather(
-            resource=self._state.handle, indices=_EPOCH_INDEX, dtype=tf.int64
-        )
-
-    def add(self, change: tf.Tensor) -> None:
-        """Adds to epoch and index; for tf.data."""
-        tf.raw_ops.ResourceScatterAdd(
-            resource=self._state.handle, indices=_EPOCH_INDEX, updates=change
-        )
-
-
-def _is_read_elsewhere():
-    """Whether parameter servers' workers read data, without this Python."""
-    devices = tf.config.list_logical_devices()
-    return any(tf.DeviceSpec.from_string(d.name).job == "ps" for d in devices)
+    def start(self, plan: EpochPlan) -> EpochStart:
+        """The beginning of the next iterator; for tf.data."""
+        seed, epoch, index = tf.unstack(self._state.read_value())
+        start = plan.start(seed, epoch, index, minimum=tf.minimum)
+        is_within = index <= self._end, _AFTER_THE_END, [index, self._end]
+        rules = [is_within, *plan.rules_of_end(start.first)]
+        checks = [
+            tf.raw_ops.Assert(
+                condition=condition, data=[tf.strings.format(error, numbers)]
+            )
+            for condition, error, numbers in rules
+        ]
+        with tf.control_dependencies(checks):
+            return EpochStart(*map(tf.identity, start))
 
 
 def positions_of(dataset: tf.data.Dataset) -> list[Position]:

@@ -59,16 +59,16 @@ def window_size(
     return max(min(window, fit), 1)
 
 
-def block_records(recipe, position):
+def block_records(recipe, begin):
     """A dataset of keys and records of a `BlockSource`, in order."""
     length = recipe.plan.slice_size
     return single_device.map_on_host(
-        _read_windows(recipe, position),
+        _read_windows(recipe, begin),
         lambda _, *tensors: stream.declare(tensors, length),
     ).unbatch()
 
 
-def block_batches(recipe, position):
+def block_batches(recipe, begin):
     """A dataset of keys and records of a `BlockSource`: batches, in order.
 
     Batches are slices of windows: a map over single records would cost more
@@ -110,7 +110,7 @@ def block_batches(recipe, position):
 
     none = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
     batches = single_device.scan_on_host(
-        _read_windows(recipe, position), none, specs, cut
+        _read_windows(recipe, begin), none, specs, cut
     )
     # A scan itself compares shapes with those that are declared.
     return single_device.map_on_host(
@@ -118,8 +118,8 @@ def block_batches(recipe, position):
     ).unbatch()
 
 
-def _read_windows(recipe, position):
-    reader = _WindowReader(recipe, position)
+def _read_windows(recipe, begin):
+    reader = _WindowReader(recipe, begin)
     windows = single_device.map_on_host(
         tf.data.Dataset.from_tensors(0), reader.windows, name="position"
     )
@@ -133,9 +133,9 @@ def _read_windows(recipe, position):
 class _WindowReader:
     """The windows of an epoch, and their records."""
 
-    def __init__(self, recipe, position):
+    def __init__(self, recipe, begin):
         self._recipe = recipe
-        self._position = position
+        self._begin = begin
         self._source = recipe.source
         self._plan = recipe.plan
         counts = self._source.blocks[:, 0]
@@ -155,7 +155,7 @@ class _WindowReader:
     def windows(self, _):
         """Head, number, first position of each window left; is it the last?"""
         plan, per, total = self._plan, self._per_window, self._num_windows
-        where = stream.epoch_start(self._recipe, self._position)
+        where = self._begin(self._recipe.plan)
         final = where.final
         blocks = self._blocks(tf.constant(0, tf.int64), self._num_blocks, where)
         counts = tf.gather(self._counts, blocks)
@@ -201,9 +201,8 @@ class _WindowReader:
             lambda tensor: tf.gather(tensor, within), self._raw(blocks, size)
         )
         records = tf.gather(records, within)
-        step = (positions - start) // self._plan.global_batch
-        heads = stream.heads_of(where, step, self._plan)
-        keys = stream.keys_of(heads, records, positions, final, self._plan)
+        key = tf.stack([where.seed, where.epoch])
+        keys = stream.keys_of(key, records, positions)
         checks = [
             self._check(records, tensor) for tensor in scalar_strings(raw, 1)
         ]

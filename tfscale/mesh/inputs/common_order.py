@@ -11,7 +11,6 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale.cluster.coordination import Coordination
 from tfscale.graphs import dataset_graph
-from tfscale.mesh.inputs.position_tracker import has_position
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
 
@@ -51,6 +50,11 @@ def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
         fact += f", batched by {sizes}, seeds of shuffles {seeds}"
     facts = {"dataset": fact, "order of `tfscale.data`": of_pipelines(dataset)}
     coordination.check_same("dataset", facts)
+
+
+def has_position(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is a pipeline of `tfscale.data`."""
+    return hasattr(dataset, "position") and hasattr(dataset, "batches_left")
 
 
 def of_pipelines(dataset: tf.data.Dataset, *, of_all: bool = True) -> str:

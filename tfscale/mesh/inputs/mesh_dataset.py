@@ -20,19 +20,16 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
-from tfscale.adapters.epochs import tell_steps
 from tfscale.mesh.inputs import common_configuration
-from tfscale.mesh.inputs.position_tracker import PositionTracker
 
 
 class MeshIterator(datasets.SharedIterator):
-    """Takes the batches of a step, and counts them."""
+    """Takes the batches of a step."""
 
-    def __init__(self, iterator, is_ordinary, purpose, tracker):
+    def __init__(self, iterator, is_ordinary, purpose):
         super().__init__(iterator, is_ordinary)
         self._is_probe = purpose == "probe"
         self._must_have_batch = purpose in ("probe", "predict")
-        self._tracker = tracker
 
     def __next__(self):
         try:
@@ -50,8 +47,6 @@ class MeshIterator(datasets.SharedIterator):
         if self._is_probe:
             # Keras would not, if any of it is None.
             return self._strategy.reduce("MEAN", batch, axis=None)
-        if self._tracker is not None:
-            self._tracker.count_batches(1)
         return batch
 
     def __del__(self):
@@ -72,17 +67,16 @@ class _MeshData:
     Attributes:
         probe_batches: A distributed dataset of batches for Keras' probe, or
             None; the probe then takes none of the user's batches.
+        is_probed: Whether Keras' probe reads a batch, and not only specs. One
+            of a pipeline of `tfscale.data` would begin an epoch.
         has_ordinary_iterator: Whether it was made with `ORDINARY_ITERATOR`.
-        tracked: The `ResumableDataset` whose position is tracked, or None if
-            the position moves by itself.
         workers: The `Workers` that take its batches together, or None.
     """
 
     probe_batches = None
+    is_probed = True
     has_ordinary_iterator = False
-    tracked = None
     workers: Any = None
-    _tracker = None
 
     def __iter__(self):
         is_ordinary = self.has_ordinary_iterator
@@ -93,26 +87,16 @@ class _MeshData:
             common_configuration.check(
                 epochs, self.workers, begins=purpose != "probe"
             )
-        data, tracker = super(), None
+        data = super()
         if purpose == "probe" and self.probe_batches is not None:
             data = super(_MeshData, self.probe_batches)
-        elif purpose != "probe" and self.tracked is not None:
-            tracker = self._new_tracker(purpose)
-            if epochs is not None:
-                tell_steps(epochs, tracker.count_batches)
-                tracker = None
+        elif purpose == "probe" and not self.is_probed:
+            return iter([fitting.element_spec_of(epochs)])
         return MeshIterator(
             data.__iter__(),
             is_ordinary,
             purpose=purpose,
-            tracker=tracker,
         )
-
-    def _new_tracker(self, purpose):
-        if self._tracker is not None:
-            self._tracker.move_position()
-        self._tracker = PositionTracker(self.tracked, purpose)
-        return self._tracker
 
 
 class MeshDataset(_MeshData, symbols.DistributedDataset):

@@ -14,7 +14,6 @@ from tfscale.mesh.inputs import uneven_data
 from tfscale.mesh.inputs.mesh_dataset import MeshDataset
 from tfscale.mesh.inputs.mesh_dataset import MeshDatasetFromFunction
 from tfscale.mesh.inputs.mesh_dataset import MeshDatasetOfPython
-from tfscale.mesh.inputs.position_tracker import has_position
 
 _NUMBERS = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
@@ -72,15 +71,12 @@ class MeshInputs:
         if self._workers is not None:
             common_order.check(dataset, self._workers.coordination)
         source, context = dataset, self._context()
-        is_read_ahead = (
+        if (
             context.num_replicas_in_sync > 1
             or self._workers is not None
             or bool(options)
             or not self._is_on_cpu
-        )
-        if is_read_ahead:
-            source = dataset.read_ahead if has_position(dataset) else dataset
-        if is_read_ahead:
+        ):
             source = _copied_from_python(source)
         source = datasets.without_none(source)
         if kind is MeshDatasetOfPython:
@@ -101,8 +97,7 @@ class MeshInputs:
             distributed.workers = self._workers
             distributed.given_dataset = dataset
             distributed.has_ordinary_iterator = is_ordinary
-            if is_read_ahead and has_position(dataset):
-                distributed.tracked = dataset
+            distributed.is_probed = not common_order.of_pipelines(dataset)
             return distributed
 
         distributed = distribute(source)
@@ -112,9 +107,11 @@ class MeshInputs:
 
     def from_function(self, dataset_fn, options) -> MeshDatasetFromFunction:
         """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
+        pipelines: list[str] = []
 
         def of_worker(context):
             dataset = datasets.without_none(dataset_fn(context))
+            pipelines.append(common_order.of_pipelines(dataset))
             if self._workers is None:
                 return dataset
             return uneven_data.padded_to_longest(dataset, self._workers)
@@ -130,6 +127,7 @@ class MeshInputs:
         distributed.has_ordinary_iterator = is_ordinary
         distributed.workers = self._workers
         distributed.batches_per_step = len(self._devices)
+        distributed.is_probed = not any(pipelines)
         return distributed
 
     def _context(self):
