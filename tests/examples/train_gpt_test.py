@@ -25,7 +25,8 @@ OWN_LINES = (
     r'$|[┏┃┡│├└ ]|(Pipeline|Sharding): "gpt"|Epoch \d/2$|\d+/20 '
     r"|Packed for \w+: \d+ documents into \d+ rows, \d+\.\d% used$"
     r"|Saved .*gpt.keras. A sample of it:$"
-    r"|No `mfu`: |Devices wait for other stages |Steps wait for input "
+    r"|Tracing and compiling the first step of |No `mfu`: "
+    r"|Devices wait for other stages |Steps wait for input "
 )
 
 

@@ -96,6 +96,11 @@ def go_on_with(
     epochs._steps_seen = steps_seen
 
 
+def steps_begun(epochs: EpochIterator) -> int:
+    """Batches of the current iterator whose steps have begun."""
+    return epochs._steps_seen
+
+
 def known_batches(epochs: EpochIterator) -> int | None:
     """Batches of the data, None until Keras has reached its end."""
     return epochs._num_batches

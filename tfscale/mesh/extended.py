@@ -21,6 +21,7 @@ from tfscale.collectives.workers import check_one_process
 from tfscale.context import rank_state
 from tfscale.context import step_context
 from tfscale.graphs import xla_clusters
+from tfscale.mesh.first_step import tell_if_long
 from tfscale.mesh.inputs.mesh_inputs import MeshInputs
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.rank_calls import RankCalls
@@ -205,6 +206,10 @@ class MeshExtended(symbols.MirroredExtended):
         traced = model or attributes.predicting_model(fn)
         if traced is not None:
             self.traced_models.add(traced)
+            if model is not None and (
+                self.workers is None or self.workers.index == 0
+            ):
+                tell_if_long(model, self._container_strategy().mesh)
         logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
             adapt_model(model)
