@@ -2,13 +2,14 @@
 
     TF_ENABLE_ONEDNN_OPTS=1 python -m benchmarks.memory.worker '{"data": 2}'
 
-A stack of `Dense` layers, or with `"gpt": true` a GPT whose head is its table
-of tokens, trains with Adam on virtual CPU devices, or with
-`"device": "GPU"` on GPUs, of which the first is measured. TensorFlow
-counts what its tensors take, one sum for all devices, where its allocator is
-oneDNN's or BFC; resident memory and malloc say nothing of it. Small tensors
-(less than 256 KiB) are not counted. Bytes come as multiples of P, those of all
-weights once. Of a pipeline `pipeline_summary` predicts the peak.
+A stack of `Dense` layers, with `"gpt": true` a GPT whose head is its table of
+tokens, or a `"backbone"` of keras_hub with a head, trains with Adam on virtual
+CPU devices, or with `"device": "GPU"` on GPUs, of which the first is measured.
+TensorFlow counts what its tensors take, one sum for all devices, where its
+allocator is oneDNN's or BFC; resident memory and malloc say nothing of it.
+Small tensors (less than 256 KiB) are not counted. Bytes come as multiples of P,
+those of all weights once. `tfscale.plan` plans the peak, and of a pipeline
+`pipeline_summary` predicts it.
 """
 
 import json
@@ -19,11 +20,13 @@ import tempfile
 import time
 
 import keras
+import keras_hub
 import numpy as np
 import tensorflow as tf
 
 import tfscale
 from tfscale.pipeline.stage_memory import stage_memory
+from tfscale.planner.cost import Settings
 
 _LENGTH = 16  # Tokens of a row.
 _THREADS = 2  # Of CPUs: as many operations run at once.
@@ -36,6 +39,9 @@ DEFAULTS = {
     "offload": None,
     "sequence_parallel": False,
     "gpt": False,
+    "backbone": None,
+    "vocabulary": 8000,
+    "length": _LENGTH,
     "num_microbatches": 8,
     "schedule": "1f1b",
     "recompute": False,
@@ -77,7 +83,7 @@ def _memory(device, kind):
 
 def make_model(config):
     """The model of a configuration, compiled."""
-    model = _gpt(config) if config["gpt"] else _dense(config)
+    model = build_model(config)
     if config["pipeline"] > 1:
         model = tfscale.PipelineModel(
             model,
@@ -89,10 +95,45 @@ def make_model(config):
     if config["loss_scale"]:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     loss = "mse"
-    if config["gpt"]:
+    if config["gpt"] or config["backbone"]:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=False)
     return model
+
+
+def build_model(config):
+    """The model of a configuration."""
+    if config["backbone"]:
+        return _with_head(config)
+    return _gpt(config) if config["gpt"] else _dense(config)
+
+
+def _with_head(config):
+    """Llama or BERT, which predicts tokens."""
+    width, size = config["width"], config["vocabulary"]
+    options = {
+        "vocabulary_size": size,
+        "num_layers": config["depth"],
+        "hidden_dim": width,
+    }
+    if config["backbone"] == "llama":
+        backbone = keras_hub.models.LlamaBackbone(
+            num_query_heads=8,
+            num_key_value_heads=8,
+            intermediate_dim=3 * width,
+            **options,
+        )
+        # It has a second table for this.
+        outputs = backbone.token_embedding(backbone.output, reverse=True)
+    else:
+        backbone = keras_hub.models.BertBackbone(
+            num_heads=8,
+            intermediate_dim=4 * width,
+            max_sequence_length=config["length"],
+            **options,
+        )
+        outputs = keras.layers.Dense(size)(backbone.output["sequence_output"])
+    return keras.Model(backbone.inputs, outputs)
 
 
 def _dense(config):
@@ -124,6 +165,13 @@ def _gpt(config):
 def make_batch(config):
     """What one step is given, of all replicas."""
     rows, random = config["data"] * config["batch"], np.random.default_rng(0)
+    if config["backbone"]:
+        shape = rows, config["length"]
+        x = random.integers(0, config["vocabulary"], shape)
+        inputs = {"token_ids": x, "padding_mask": np.ones(shape, "int32")}
+        if config["backbone"] == "bert":
+            inputs["segment_ids"] = np.zeros(shape, "int32")
+        return tf.data.Dataset.from_tensors((inputs, x))
     if config["gpt"]:
         x = random.integers(0, 8 * config["width"], (rows, _LENGTH))
     else:
@@ -142,6 +190,36 @@ def layout_map(config, mesh):
         ".*dense_\\d*[02468]/bias": ("model",),
         ".*dense_\\d*[13579]/kernel": ("model", None),
     }
+
+
+def planned(config):
+    """Bytes of all devices as `tfscale.plan` has them, or NaN without one."""
+    axes = {axis: config[axis] for axis in ("data", "pipeline", "model")}
+    pipelined = {
+        key: config[key]
+        for key in ("num_microbatches", "schedule", "recompute")
+    }
+    settings = Settings(
+        **axes,
+        zero_stage=config["zero_stage"],
+        sequence_parallel=config["sequence_parallel"],
+        **(pipelined if config["pipeline"] > 1 else {}),
+    )
+    plans = tfscale.plan(
+        lambda: build_model(config),
+        num_devices=settings.num_devices,
+        batch_size=config["data"] * config["batch"],
+        device="H100",
+        length=config["length"],
+    )
+    return next(
+        (
+            plan.num_bytes * settings.num_devices
+            for plan in plans
+            if plan.settings == settings
+        ),
+        float("nan"),
+    )
 
 
 def measure(config):
@@ -202,8 +280,11 @@ def measure(config):
     return {
         "rest": (rest - before) / weights,
         "step": (min(trained.peaks[1:]) - before) / weights,
+        "typical_step": (statistics.median(trained.peaks[1:]) - before)
+        / weights,
         "largest_step": (max(trained.peaks[1:]) - before) / weights,
         "predicted": predicted,
+        "planned": planned(config) / weights,
         "evaluate": (min(evaluated.peaks) - before) / weights,
         "processor": statistics.median(trained.times[1:]),
         "clock": statistics.median(trained.clock[1:]),

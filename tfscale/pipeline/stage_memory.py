@@ -5,6 +5,7 @@ import functools
 
 import keras
 
+from tfscale import step_memory
 from tfscale.pipeline.stages import memory
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.schedules.simulate import peak_in_flight
@@ -26,6 +27,8 @@ class StageMemory:
         recomputed: What is computed again of one of them, in its backward.
         working: Gradients while the backward of a call runs, of the call that
             has most of them.
+        update: Of the update of the weight that needs most, in which there are
+            no activations.
         older_weights: Versions of the weights that backwards still need, in
             an asynchronous schedule.
     """
@@ -37,14 +40,17 @@ class StageMemory:
     in_flight: int
     recomputed: int
     working: int
+    update: int
     older_weights: int
 
     @property
     def total(self) -> int:
-        """The sum of all of them, activations for each microbatch in flight."""
+        """The most that is there at once, of all microbatches in flight."""
         fixed = self.weights + self.gradients + self.slots + self.older_weights
-        kept = self.in_flight * self.activations
-        return fixed + kept + self.recomputed + self.working
+        held = self.in_flight * self.activations + self.recomputed
+        return fixed + int(
+            step_memory.microbatch_peak(held, self.working, self.update)
+        )
 
 
 def stage_memory(
@@ -63,12 +69,11 @@ def stage_memory(
         if stage is plan.stages[-1]:
             # The loss keeps as much as it is given.
             activations += value_bytes(graph.outputs)
-        kept = activations
-        if plan.recompute:
-            kept = min(value_bytes(stage.inputs), activations)
-        weights, _, slots = memory.training_bytes(
-            variables_at_home(plan, stage.index), num_slots
+        kept, again = step_memory.held_bytes(
+            activations, value_bytes(stage.inputs), plan.recompute
         )
+        at_home = variables_at_home(plan, stage.index)
+        weights, _, slots = memory.training_bytes(at_home, num_slots)
         # A variable that lives elsewhere has its gradients summed here too.
         trained, gradients, _ = memory.training_bytes(stage.trainable)
         working = (
@@ -82,8 +87,9 @@ def stage_memory(
                 slots=slots,
                 activations=kept,
                 in_flight=in_flight[stage.index],
-                recomputed=activations - kept,
+                recomputed=again,
                 working=max(working),
+                update=memory.largest_update(at_home),
                 older_weights=plan.schedule.staleness(stage.index) * trained,
             )
         )

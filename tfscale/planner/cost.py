@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tfscale import step_memory
 from tfscale.planner.device import Device
 from tfscale.planner.layers import ModelTable
 from tfscale.planner.layers import balanced_cuts
@@ -17,9 +18,8 @@ from tfscale.planner.layers import stage_sums
 from tfscale.planner.schedule_cost import ScheduleCost
 from tfscale.planner.schedule_cost import schedule_cost
 
-# Bytes of a trainable weight: its value, its gradient, the two slots of Adam;
-# and the bytes that an update reads and writes.
-_WEIGHT, _GRADIENT, _SLOTS, _UPDATE = 4, 4, 8, 28
+# Bytes of a trainable weight: its value, its gradient, the two slots of Adam.
+_WEIGHT, _GRADIENT, _SLOTS = 4, 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,13 @@ class Settings:
     def num_devices(self) -> int:
         """Devices of the mesh."""
         return self.data * self.pipeline * self.model
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a replica's batch goes through the model in one piece."""
+        return self.pipeline == self.num_microbatches == 1 and not (
+            self.recompute
+        )
 
     @property
     def mesh(self) -> str:
@@ -111,7 +118,7 @@ class Predictor:
         s, m = settings, settings.num_microbatches
         device = self.device
         num_stages = s.pipeline * s.stages_per_device
-        _, stages = self._stages(s.model, num_stages)
+        cuts, stages = self._stages(s.model, num_stages)
         schedule = self._schedule_cost(
             *(s.schedule, s.pipeline, m, s.stages_per_device, s.recompute)
         )
@@ -127,7 +134,7 @@ class Predictor:
         sent, send = self._send(s, stages, rows)
         trainable = schedule.by_device(stages.trainable).max()
         gradient_bytes, gradients = gradient_traffic(device, s, trainable)
-        updated = _UPDATE * trainable / self._num_shards(s)
+        updated = device.update_bytes * trainable / self._num_shards(s)
         wait = self._wait(s.pipeline)
         seconds = {
             "compute": m * compute.mean(),
@@ -150,7 +157,7 @@ class Predictor:
         return Prediction(
             settings,
             {cause: float(each) for cause, each in seconds.items()},
-            self._memory(s, stages, schedule, rows),
+            self._memory(s, stages, cuts, schedule, rows),
             traffic,
             3 * self.table.flops * speed / (s.num_devices * self._peak),
             speed,
@@ -222,49 +229,58 @@ class Predictor:
         in_machine = self.device.devices_per_machine // (s.pipeline * s.model)
         return max(1, min(s.data, in_machine))
 
-    def _working(self, s, rows, ranks):
-        """Bytes of gradients of the layer of each stage that has most of them.
-
-        As `working_bytes` of a pipeline: those of what the layer writes, and of
-        its weights. `ranks` divide the sequence.
-        """
-        layers = self._layers(s.model)
-        work = layers.forward
-        written = work.moved - work.undivided * (1 - 1 / ranks)
-        cuts, _ = self._stages(s.model, s.pipeline * s.stages_per_device)
-        return np.maximum.reduceat(
-            rows * written + layers.kept_once + _GRADIENT * layers.trainable,
-            [0, *cuts],
-        )
-
-    def _memory(self, s, stages, schedule: ScheduleCost, rows):
-        """Bytes of the fullest device, by kind."""
+    def _memory(self, s, stages, cuts, schedule: ScheduleCost, rows):
+        """Bytes of the fullest device at the peak, by kind."""
         shards = self._num_shards(s)
         of_weights = shards if s.zero_stage == 3 else 1
         ranks = s.model if s.sequence_parallel else 1
+        layers = self._layers(s.model)
+        # Bytes of gradients of what a layer writes, and of its weights.
+        written = layers.forward.moved
+        written = written - layers.forward.undivided * (1 - 1 / ranks)
+        gradients = _GRADIENT * layers.trainable
+        working = rows * written + layers.kept_once + gradients
+        updates = step_memory.update_bytes(
+            _GRADIENT * layers.largest, shards, gathers=s.zero_stage == 1
+        )
         trainable = schedule.by_device(stages.trainable)
         weights = trainable + schedule.by_device(stages.frozen)
-        kept = stages.kept - stages.undivided * (1 - 1 / ranks)
-        kept = rows * kept + stages.kept_once
-        again = np.zeros_like(kept)
-        if s.recompute:
-            inputs = np.minimum(kept, rows * stages.cut_bytes / ranks)
-            kept, again = inputs, kept - inputs
-        held = schedule.held * schedule.by_device(kept) / s.stages_per_device
         kinds = {
             "weights": _WEIGHT * weights / of_weights,
-            "gradients": _GRADIENT * trainable / of_weights,
             "slots": _SLOTS * trainable / shards,
-            "activations": held + schedule.by_device(again, np.maximum),
-            "working": schedule.by_device(
-                self._working(s, rows, ranks), np.maximum
-            ),
         }
         if s.zero_stage == 3:
-            # The weights of a layer and of the next one.
-            layers = self.table.by_ranks[s.model]
-            largest = max(layer.trainable for layer in layers)
-            kinds["gathered"] = np.full_like(held, 2 * _WEIGHT * largest)
+            # A weight and the next one.
+            largest = max(layers.largest)
+            kinds["gathered"] = np.full_like(weights, 2 * _WEIGHT * largest)
+        if s.is_whole:
+            kept = layers.kept - layers.undivided * (1 - 1 / ranks)
+            moment = step_memory.whole_step_peak(
+                rows * kept + layers.kept_once,
+                *(working, gradients, updates),
+                1 if s.zero_stage == 3 else s.data,
+            )
+            kinds |= {k: np.array([v]) for k, v in moment._asdict().items()}
+        else:
+            kept = stages.kept - stages.undivided * (1 - 1 / ranks)
+            held, again = step_memory.held_bytes(
+                rows * kept + stages.kept_once,
+                rows * stages.cut_bytes / ranks,
+                s.recompute,
+            )
+            held = schedule.by_device(held) / s.stages_per_device
+            held = schedule.held * held
+            held += schedule.by_device(again, np.maximum)
+            working, updates = (
+                schedule.by_device(
+                    np.maximum.reduceat(each, [0, *cuts]), np.maximum
+                )
+                for each in (working, updates)
+            )
+            peak = step_memory.microbatch_peak(held, working, updates)
+            kinds["gradients"] = _GRADIENT * trainable
+            kinds["activations"] = np.where(peak > updates, held, 0)
+            kinds["working"] = peak - kinds["activations"]
         fullest = int(np.argmax(sum(kinds.values())))
         return {kind: float(each[fullest]) for kind, each in kinds.items()}
 

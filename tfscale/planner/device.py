@@ -27,6 +27,8 @@ class Device:
         passes: How many times an activation is read or written in a
             forward, and again in a backward.
         latency: Seconds of a message, whatever its size.
+        update_bytes: Bytes that the update of a weight reads and writes: 28 if
+            one program does it, more if each operation of it is one.
         speed_alone: How many times as fast it computes while all others wait,
             as virtual devices do, which share cores.
 
@@ -54,6 +56,7 @@ class Device:
     link_efficiency: float = 0.9
     passes: float = 3.0
     latency: float = 1e-5
+    update_bytes: float = 28.0
     speed_alone: float = 1.0
 
     @property

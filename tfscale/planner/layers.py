@@ -38,6 +38,7 @@ class Layer:
 
     Args:
         trainable: Elements of trainable weights.
+        largest: Elements of the largest of them.
         frozen: Elements of other variables.
         kept: Bytes that are kept until the backward.
         undivided: The part of `kept` that every model rank has, unless the
@@ -50,6 +51,7 @@ class Layer:
     forward: Work
     backward: Work
     trainable: float = 0
+    largest: float = 0
     frozen: float = 0
     kept: float = 0
     undivided: float = 0

@@ -65,6 +65,8 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     shape = (num_bytes // 4096, 1024)
     copy = _seconds(lambda xs: [x + 1.0 for x in xs], names, shape)
     bandwidth = link = 2 * num_bytes / copy
+    states = [_adam_states(name, shape) for name in names]
+    update = _seconds(functools.partial(_update, states), names, shape)
     latency = 0.0
     if number > 1:
         # The bytes that each device of a ring sends.
@@ -84,6 +86,7 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
         startup=max(startup, 0.0) / _PRODUCTS,
         link_efficiency=1.0,
         latency=latency,
+        update_bytes=update * bandwidth / (num_bytes // 4),
         speed_alone=max(alone, 1.0),
     )
 
@@ -102,6 +105,23 @@ def _sums(length, xs):
     for _ in range(length):
         xs = _on_each(lambda x: x / 2, all_reduce(xs))
     return xs
+
+
+def _adam_states(name, shape):
+    """A weight and its slots."""
+    with tf.device(name):
+        return [tf.Variable(tf.zeros(shape)) for _ in range(3)]
+
+
+def _update(states, gradients):
+    """One of Adam."""
+    results = []
+    for g, (w, m, v) in zip(gradients, states, strict=True):
+        with tf.device(g.device):
+            m.assign_add((g - m) * 0.1)
+            v.assign_add((tf.square(g) - v) * 0.001)
+            results.append(w.assign_sub(m * g[0, 0] / (tf.sqrt(v) + 1e-7)))
+    return results
 
 
 def _train(xs):

@@ -157,7 +157,7 @@ class Plan(Prediction):
                 `strategy()`.
         """
         s = self.settings
-        if s.pipeline == s.num_microbatches == 1 and not s.recompute:
+        if s.is_whole:
             return model
         return PipelineModel(
             model,

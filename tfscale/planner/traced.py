@@ -179,6 +179,8 @@ class _Tracer:
             kept_bytes, kept_undivided = num_bytes(
                 last_used | set(graph.outputs) if is_last else last_used
             )
+            if gathered:  # the loss keeps them whole
+                kept_bytes += self._bytes(call.outputs) * (1 - 1 / size)
             moved, moved_undivided = num_bytes(call.outputs)
             internal = self.internal[index] / num_shards
             forward = Work(
@@ -199,18 +201,19 @@ class _Tracer:
                 self._bytes(call.inputs[:1]) * sums,
                 sums,
             )
-            sizes = {True: 0.0, False: 0.0}
+            sizes: dict[bool, list[float]] = {True: [], False: []}
             for key in variables.keys() - counted:
                 v = variables[key]
                 ranks = size if v.path in split_dims else 1
-                sizes[v.trainable] += math.prod(v.shape) / ranks
+                sizes[v.trainable].append(math.prod(v.shape) / ranks)
             counted.update(variables)
             yield Layer(
                 call.name,
                 forward,
                 backward,
-                trainable=sizes[True],
-                frozen=sizes[False],
+                trainable=sum(sizes[True]),
+                largest=max(sizes[True], default=0),
+                frozen=sum(sizes[False]),
                 kept=internal + kept_bytes,
                 undivided=kept_undivided,
                 kept_once=self.kept_once[index] / num_shards,

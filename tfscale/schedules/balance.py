@@ -13,6 +13,9 @@ from collections.abc import Collection
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tfscale.step_memory import held_bytes
+from tfscale.step_memory import microbatch_peak
+
 
 class LayerMemory(NamedTuple):
     """Bytes that a layer needs on its device during training.
@@ -25,6 +28,8 @@ class LayerMemory(NamedTuple):
             microbatch. Only used when stages recompute.
         working: Gradients that live only while its backward runs: a stage
             has those of one layer at a time.
+        update: What the update of one of its weights needs, in which there are
+            no activations.
 
     Example: under 1F1B the first of two stages holds two microbatches, so
     it gets fewer layers when memory is short.
@@ -42,6 +47,7 @@ class LayerMemory(NamedTuple):
     activation: float
     stage_input: float = 0
     working: float = 0
+    update: float = 0
 
 
 def partition(
@@ -254,21 +260,33 @@ def _stage_bytes(memory, num_layers, num_stages, in_flight, recompute):
     memory = [LayerMemory(*layer) for layer in memory]
     fixed_before = [0, *itertools.accumulate(m.fixed for m in memory)]
     activation_before = [0, *itertools.accumulate(m.activation for m in memory)]
-    # The most from one layer up to another one.
-    working = [
-        list(itertools.accumulate((m.working for m in memory[start:]), max))
-        for start in range(num_layers)
-    ]
+
+    def most(of_layer):
+        """The most from one layer up to another one."""
+        each = list(map(of_layer, memory))
+        return [
+            list(itertools.accumulate(each[start:], max))
+            for start in range(num_layers)
+        ]
+
+    working, update = most(lambda m: m.working), most(lambda m: m.update)
 
     def stage_bytes(stage, start, stop):
-        fixed = fixed_before[stop] - fixed_before[start]
-        fixed += working[start][stop - start - 1]
-        activation = activation_before[stop] - activation_before[start]
-        if recompute:
-            kept = memory[start].stage_input
-            recomputed = max(activation - kept, 0)
-            return fixed + kept * in_flight[stage] + recomputed
-        return fixed + activation * in_flight[stage]
+        last = stop - start - 1
+        kept, again = held_bytes(
+            activation_before[stop] - activation_before[start],
+            memory[start].stage_input,
+            recompute,
+        )
+        return (
+            fixed_before[stop]
+            - fixed_before[start]
+            + microbatch_peak(
+                kept * in_flight[stage] + again,
+                working[start][last],
+                update[start][last],
+            )
+        )
 
     return stage_bytes
 

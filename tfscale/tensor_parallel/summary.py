@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 from collections.abc import Callable
 
 import keras
@@ -12,6 +13,8 @@ from tfscale.formatting import colored
 from tfscale.formatting import print_table
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
+from tfscale.step_memory import update_bytes
+from tfscale.step_memory import whole_step_peak
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.variables import gather_window
@@ -165,10 +168,10 @@ def _lines(model, extended, rows, plan):
         )
         on_device = variables + slots * (not states.are_on_host)
         peak = sum(sharding.local_bytes for sharding in on_device)
-        peak += _most_gradient_bytes(model, optimizer, states)
+        peak += _gradient_bytes(model, optimizer, extended)
         yield (
             "A device at the peak of a step",
-            f"at most about {colored(readable_bytes(peak))}, and activations",
+            f"about {colored(readable_bytes(peak))}, and activations",
         )
 
 
@@ -200,20 +203,28 @@ def _sent_text(model, extended, gathers):
     )
 
 
-def _most_gradient_bytes(model, optimizer, states):
-    """The largest bytes of gradients and gathered weights in a step."""
+def _gradient_bytes(model, optimizer, extended):
+    """Bytes of gradients, updates and gathered weights at the peak."""
+    states = extended.optimizer_states
     shardings = [sharding_of(v) for v in model.trainable_variables]
-    whole = [s.shard_bytes for s in shardings if s.data_dim is None]
-    if not states.are_weights_sharded:
-        return sum(whole)
-    # Gradients of two weights are in flight. Their shards are kept if a norm or
-    # a check needs all of them.
-    divided = [s.local_bytes for s in shardings if s.data_dim is not None]
+    gradients = [sharding.shard_bytes for sharding in shardings]
+    # A norm or a check needs all gradients, and all of them wait for it.
     needs_all = getattr(optimizer, "global_clipnorm", None) or hasattr(
         optimizer, "inner_optimizer"
     )
-    shards = sum(divided) if needs_all else 0
-    return sum(whole) + shards + 2 * states.max_gathered_bytes
+    divides = states.are_weights_sharded
+    waits = 1 if divides else extended.num_replicas
+    moment = whole_step_peak(
+        kept=[0] * len(shardings),
+        working=gradients,
+        gradients=[sharding.local_bytes for sharding in shardings],
+        updates=[
+            update_bytes(each, states.num_replicas, gathers=not divides)
+            for each in gradients
+        ],
+        num_replicas=math.inf if needs_all else waits,
+    )
+    return int(sum(moment)) + divides * states.max_gathered_bytes
 
 
 def _totals(shardings, ranks, replicas):

@@ -108,17 +108,21 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
         # A tensor, its mask, and no weights; a tensor and 64 x 64 + 64 numbers.
         dropout, dense = ONE + ONE // 4, ONE + 4 * (64 * 64 + 64)
         plan = _wrapped(_mlp, 2, balance=["dropout"], recompute=recompute).plan
-        for stage in stage_memory(plan, ROWS):
-            self.assertEqual(stage.working, dense)
-            self.assertEqual(
-                stage.total,
-                stage.weights
-                + stage.gradients
-                + stage.slots
-                + stage.in_flight * stage.activations
-                + stage.recomputed
-                + dense,
-            )
+        update = 3 * 4 * 64 * 64  # of a kernel, when no activations are there
+        for rows, most in ((ROWS, "update"), (32 * ROWS, "backward")):
+            for stage in stage_memory(plan, rows):
+                if rows == ROWS:
+                    self.assertEqual(stage.working, dense)
+                held = stage.in_flight * stage.activations + stage.recomputed
+                backward = held + stage.working
+                self.assertEqual(update > backward, most == "update")
+                self.assertEqual(
+                    stage.total,
+                    stage.weights
+                    + stage.gradients
+                    + stage.slots
+                    + max(update, backward),
+                )
         calls, graph = plan.graph.calls, plan.graph
         self.assertEqual(
             [

@@ -23,6 +23,7 @@ from tfscale.pipeline.stages.trace_costs import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.schedules.balance import LayerMemory
+from tfscale.step_memory import update_bytes
 from tfscale.variables.of_variable import are_states_on_host
 from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.of_variable import state_sharding_of
@@ -57,6 +58,18 @@ def training_bytes(
             if not are_states_on_host(variable):
                 slots += state_sharding_of(variable).local_bytes
     return weights, gradients, int(num_slots * slots)
+
+
+def largest_update(variables: Iterable[keras.Variable]) -> int:
+    """The most bytes that the update of one of the variables needs."""
+    found = [0]
+    for variable in variables:
+        if variable.trainable:
+            _, gradient, _ = training_bytes([variable])
+            whole = sharding_of(variable).local_bytes
+            shards = whole // state_sharding_of(variable).local_bytes
+            found.append(update_bytes(gradient, shards, gathers=True))
+    return int(max(found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +129,7 @@ def layer_memory(graph: Graph, rows: int) -> list[LayerMemory]:
                 activation,
                 value_bytes(graph, set(call.inputs), rows),
                 working_bytes(graph, call, kept_by_call, rows),
+                largest_update(variables),
             )
         )
     return result

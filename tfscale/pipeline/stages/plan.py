@@ -26,6 +26,7 @@ from tfscale.schedules.schedule import Schedule
 from tfscale.schedules.simulate import Simulation
 from tfscale.schedules.simulate import peak_in_flight
 from tfscale.schedules.simulate import simulate
+from tfscale.step_memory import microbatch_peak
 
 # A layer with this many times the work of a stage is too large.
 LARGE = 1.25
@@ -213,12 +214,21 @@ def _fits(plan, memory, memory_limit, schedule):
         activation_bytes=plan.stage_sums(each.activation for each in memory),
         stage_input_bytes=[calls[0].stage_input for calls in of_stages],
     )
-    needed = list(simulation.peak_device_bytes)
-    working = [0] * len(needed)
-    for device, calls in zip(schedule.stage_devices, of_stages, strict=True):
-        needed[device] += sum(each.fixed for each in calls)
-        working[device] = max(working[device], *(x.working for x in calls))
-    return max(map(sum, zip(needed, working))) <= memory_limit
+    for device, held in enumerate(simulation.peak_device_bytes):
+        of_device = [
+            each
+            for stage, calls in zip(schedule.stage_devices, of_stages)
+            if stage == device
+            for each in calls
+        ]
+        needed = sum(each.fixed for each in of_device) + microbatch_peak(
+            held,
+            max(each.working for each in of_device),
+            max(each.update for each in of_device),
+        )
+        if needed > memory_limit:
+            return False
+    return True
 
 
 def _check_layers(graph):

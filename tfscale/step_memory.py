@@ -1,0 +1,98 @@
+"""The peak of a device's memory in a training step: one model for all.
+
+The planner, the summaries of stages and shards, and the limits of stages add up
+here what they know of layers. Bytes may be numbers, or arrays over devices.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+# Tensors of a weight's size in its update: the sum of gradients, two results.
+_IN_UPDATE = 3
+
+
+def update_bytes(weight: float, num_shards: int = 1, gathers: bool = False):
+    """Bytes that the update of a weight needs besides weight and slots.
+
+    Args:
+        weight: Bytes of the weight's gradient.
+        num_shards: How many replicas divide its slots.
+        gathers: Whether its new value is gathered from their shards.
+    """
+    return weight * (_IN_UPDATE / num_shards + (gathers and num_shards > 1))
+
+
+def held_bytes(kept: Any, inputs: Any, recompute: bool) -> tuple[Any, Any]:
+    """Bytes that a stage holds of a microbatch, and that it computes again.
+
+    Args:
+        kept: Bytes that its backward needs.
+        inputs: Bytes of the stage's input.
+        recompute: Whether the stage holds its input only.
+    """
+    held = np.minimum(kept, inputs) if recompute else kept
+    return held, kept - held
+
+
+def microbatch_peak(held: Any, working: Any, update: Any) -> Any:
+    """Bytes besides weights, slots and sums of gradients of a device.
+
+    Args:
+        held: Bytes of activations, with those that are computed again.
+        working: The most that the backward of a layer needs besides.
+        update: The most of `update_bytes`. All backwards have run by then.
+    """
+    return np.maximum(held + working, update)
+
+
+class Moment(NamedTuple):
+    """Bytes at one moment of a step, besides weights and slots.
+
+    Args:
+        activations: What backwards that have not run need.
+        gradients: Gradients that wait for other replicas, on average.
+        working: Of the backward and the update that run.
+    """
+
+    activations: float
+    gradients: float
+    working: float
+
+
+def whole_step_peak(
+    kept: Sequence[float],
+    working: Sequence[float],
+    gradients: Sequence[float],
+    updates: Sequence[float],
+    num_replicas: float,
+) -> Moment:
+    """The fullest moment of a step that is not divided into microbatches.
+
+    Activations go while gradients come: their peaks do not add up. A weight is
+    updated as soon as its gradient is there, in all replicas.
+
+    Args:
+        kept: Bytes that each layer keeps for its backward.
+        working: Bytes that the backward of each layer needs besides.
+        gradients: Bytes of the gradients of each layer's weights.
+        updates: The most of each layer's `update_bytes`.
+        num_replicas: Replicas that sum gradients of weights which each has.
+            Those of the first replica wait for the last one. Infinite, if all
+            gradients wait for a norm.
+    """
+    waiting = 1 - 1 / num_replicas
+    # At the backward of a layer, gradients of all behind it are there.
+    behind = np.append(np.cumsum(gradients[::-1])[::-1], 0)
+    updated = np.append(np.maximum.accumulate(updates[::-1])[::-1], 0)
+    moments = np.stack(
+        [
+            np.append(0, np.cumsum(kept)),
+            waiting * behind,
+            np.append(0, working) + updated,
+        ]
+    )
+    fullest = int(np.argmax(moments.sum(axis=0)))
+    return Moment(*map(float, moments[:, fullest]))
