@@ -43,7 +43,7 @@ CONFIGS = {
     "Dense, 32 rows": {"batch": 32},
     "Dense, 512 rows": {"batch": 512},
 }
-_ROUNDS = 1
+_ROUNDS = 3
 
 
 class Clock(keras.callbacks.Callback):
