@@ -32,7 +32,6 @@ class PlannedMemoryTest(parameterized.TestCase):
         ("slots_in_shards", {**WEIGHTS, "data": 2, "zero_stage": 1}),
         ("weights_in_shards", {**WEIGHTS, "data": 2, "zero_stage": 3}),
         ("llama_in_shards", {**BOTH, "data": 2, "zero_stage": 3}),
-        ("a_pipeline", {**WEIGHTS, "pipeline": 2, "batch": 512}),
     )
     @pytest.mark.crossing(every=4)
     def test_is_within_15_percent(self, config):
