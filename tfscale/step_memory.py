@@ -84,13 +84,13 @@ def whole_step_peak(
             gradients wait for a norm.
     """
     waiting = 1 - 1 / num_replicas
-    # At the backward of a layer, gradients of all behind it are there.
-    behind = np.append(np.cumsum(gradients[::-1])[::-1], 0)
+    # At the backward of a layer, those of all later layers are there.
+    later = np.append(np.cumsum(gradients[::-1])[::-1], 0)
     updated = np.append(np.maximum.accumulate(updates[::-1])[::-1], 0)
     moments = np.stack(
         [
             np.append(0, np.cumsum(kept)),
-            waiting * behind,
+            waiting * later,
             np.append(0, working) + updated,
         ]
     )
