@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfscale.data.sources import exif
 from tfscale.data.sources import image_source
 
 
@@ -18,7 +19,7 @@ def decode_random_crop(
 
     For `augment`, if a source gives encoded images, such as
     `image_folder(directory, decode=False)` or `webdataset`. Only the crop of a
-    JPEG file is decoded; other images are decoded whole.
+    JPEG file is decoded, and upright; other images are decoded whole.
 
     Args:
         contents: Scalar string tensor, an image file.
@@ -65,8 +66,13 @@ def decode_random_crop(
         return tf.concat([begin[:2], extent[:2]], 0)
 
     def of_jpeg():
-        crop = window(tf.io.extract_jpeg_shape(contents))
-        return tf.image.decode_and_crop_jpeg(contents, crop, num_channels)
+        orientation = exif.orientation_of(contents)
+        shape = exif.shown_shape(
+            tf.io.extract_jpeg_shape(contents), orientation
+        )
+        crop = exif.stored_window(window(shape), shape, orientation)
+        image = tf.image.decode_and_crop_jpeg(contents, crop, num_channels)
+        return exif.upright(image, orientation)
 
     def of_another():
         image = image_source.decode_image(contents, num_channels)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.data import single_device
+from tfscale.data.sources import exif
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import check_on_damage
@@ -34,8 +35,9 @@ def image_folder(
             own size and are uint8; then `parse` must give them one.
         num_channels: Integer, 1 (gray), 3 (RGB) or 4 (RGBA), to which every
             image is converted: gray is the luminance, alpha is left out or
-            255. Of an animation the first picture counts. The orientation in
-            EXIF is not applied, as in Keras' `image_dataset_from_directory`.
+            255. Of an animation the first picture counts. A photo is upright:
+            the orientation in the EXIF of a JPEG file is applied, which Keras'
+            `image_dataset_from_directory` does not.
         class_names: List of strings, the subfolders in the order of their
             labels. By default all of them, sorted, but those that begin with
             a dot.
@@ -150,29 +152,38 @@ def _images(folder):
 
 
 def decode_image(contents: tf.Tensor, num_channels: int) -> tf.Tensor:
-    """An image as uint8 of shape `(height, width, num_channels)`.
+    """An upright image as uint8 of shape `(height, width, num_channels)`.
 
     TensorFlow converts channels of JPEG and PNG only, and none to alpha.
     """
-
-    def plain():
-        return tf.io.decode_image(
-            contents, num_channels, expand_animations=False
-        )
-
-    def converted():
-        return _converted(contents, num_channels)
-
     start = tf.strings.substr(contents, 0, 2)
     known = tf.reduce_any(tf.equal(start, [b"\x89P", b"\xff\xd8"]))
-    image = (
-        converted() if num_channels == 4 else tf.cond(known, plain, converted)
+    known &= num_channels != 4
+    image = tf.cond(
+        known & ~exif.has_exif(contents),
+        lambda: _plain(contents, num_channels % 4),
+        lambda: _upright(contents, known, num_channels),
     )
     return tf.ensure_shape(image, [None, None, num_channels])
 
 
+def _plain(contents, num_channels):
+    """An image as TensorFlow decodes it; 0 channels are those of the file."""
+    return tf.io.decode_image(contents, num_channels, expand_animations=False)
+
+
 # Inlined, its operations would cost every JPEG file 0.1 ms.
 @tf.function(autograph=False, experimental_attributes=attributes.NOT_INLINED)
+def _upright(contents, known, num_channels):
+    """An image that is converted, or turned."""
+    image = tf.cond(
+        known,
+        lambda: _plain(contents, num_channels % 4),
+        lambda: _converted(contents, num_channels),
+    )
+    return exif.upright(image, exif.orientation_of(contents))
+
+
 def _converted(contents, num_channels):
     """An image, decoded in its own channels."""
     image = tf.io.decode_image(contents, expand_animations=False)
