@@ -21,6 +21,7 @@ import abc
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import instances
 from tfscale._internals import layers
 from tfscale.collectives import rank_collectives
 from tfscale.context import rank_state
@@ -194,7 +195,7 @@ def on_shards(layer, name: str = "kernel", **others):
             shards = local_shard_along(a, dim), _copied(b)
         others |= zip(names, shards)
     shard, shape = shard_of(weight), f"{name}_shape"
-    if shape in vars(layer):
+    if shape in instances.attributes_of(layer):
         # To which Keras 3.16 reshapes what a quantized weight stands for.
         others[shape] = tuple(shard.shape)
     return layers.with_weight(layer, name, shard, **others)
