@@ -3,13 +3,15 @@
     python -m tests.keras_own_tests [FOLDER_OR_FILE ...]
 
 Each runs twice, in plain Keras and in the scope of `MeshStrategy(data=2)`,
-which is entered after Keras' `setUp`: that clears the session. It is an error
-if one fails in the scope that passes without it, and is not in `MAY_FAIL`; or
-if one of those passes. Some import jax, and are left out where that is not
-installed. Wheels of nightly builds have no tests.
+which is entered after Keras' `setUp`: that clears the session. Losses are
+called as in a step; outside of one Keras divides them by the replicas. It is
+an error if one fails in the scope that passes without it, and is not in
+`MAY_FAIL`; or if one of those passes. Some import jax, and are left out where
+that is not installed. Wheels of nightly builds have no tests.
 """
 
 import contextlib
+import inspect
 import json
 import os
 import pathlib
@@ -32,9 +34,6 @@ MAY_FAIL = {
     ),
     r"test_warning_for_mismatched_inputs_structure": (
         "expects one warning, and each replica gives one"
-    ),
-    r"^losses/": (
-        "Keras divides a loss that is called outside of a step by the replicas"
     ),
 }
 
@@ -59,13 +58,20 @@ def _enter_scopes():
     tfscale.use_virtual_devices(2)
     from keras.src import testing
 
+    from tfscale.context import rank_state
+
     set_up = testing.TestCase.setUp
 
     def set_up_in_scope(self):
+        # Some tests are set up twice.
+        stack = vars(self).setdefault("scopes", contextlib.ExitStack())
+        stack.close()
         set_up(self)
         mesh = tfscale.device_mesh(data=2)
-        stack = contextlib.ExitStack()
         stack.enter_context(tfscale.MeshStrategy(mesh).scope())
+        folder = pathlib.Path(inspect.getfile(type(self))).parent.name
+        if folder == "losses":
+            stack.enter_context(rank_state.within(replica=0))
         self.addCleanup(stack.close)
 
     testing.TestCase.setUp = set_up_in_scope
