@@ -341,6 +341,19 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
             )
             self.assertEqual(data.position.value[1:], (epoch, 0))
 
+    @parameterized.parameters(None, "mesh")
+    def test_weights_may_be_none(self, strategy):
+        def batches():
+            while True:
+                yield np.ones((4, 8), "float32"), np.ones((4, 8)), None
+
+        with strategies.named(strategy).scope():
+            model = _dense()
+        history = model.fit(
+            batches(), steps_per_epoch=4, verbose=0, callbacks=[Throughput()]
+        )
+        self.assertLen(history.history["examples_per_second"], 1)
+
     def test_a_line_says_what_is_left_out(self):
         class OwnStep(keras.Sequential):
             def train_step(self, data):

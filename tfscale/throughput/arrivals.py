@@ -17,6 +17,7 @@ from tfscale._internals import symbols
 
 _KEPT = 1024  # more batches than are read ahead, or between two reads
 _NUM_COLUMNS = 7
+_WITH_ROWS = tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec
 _FACTOR, _MASK = 1_000_003, (1 << 52) - 1  # of numbers that a float64 holds
 
 
@@ -119,8 +120,7 @@ def _inputs(batch):
 def _first_input(element_spec):
     """The index of the first input that has rows."""
     for index, spec in enumerate(_inputs(element_spec)):
-        shape = getattr(spec, "shape", None)
-        if shape is not None and shape.rank != 0:
+        if isinstance(spec, _WITH_ROWS) and spec.shape.rank != 0:
             return index
     raise ValueError(
         "The examples of a batch are the rows of its inputs. Received: a "
