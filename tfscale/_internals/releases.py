@@ -57,8 +57,9 @@ def is_quantized_as_it_is(layer: Any) -> bool:
     Until 3.15 they inherit a method that raises an error.
     """
     kind = layer.__class__
-    if not IS_3_15:
-        return layer._quantization_type_owner() is kind
+    owner = getattr(layer, "_quantization_type_owner", None)
+    if owner is not None:
+        return owner() is kind
     return all(
         getattr(base, "quantize", None) is not kind.quantize
         for base in kind.__bases__
