@@ -84,7 +84,7 @@ def whole_step_peak(
             gradients wait for a norm.
     """
     waiting = 1 - 1 / num_replicas
-    # At the backward of a layer, those of all later layers are there.
+    # Gradients of later layers are there when a backward runs.
     later = np.append(np.cumsum(gradients[::-1])[::-1], 0)
     updated = np.append(np.maximum.accumulate(updates[::-1])[::-1], 0)
     moments = np.stack(
