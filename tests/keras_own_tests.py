@@ -32,6 +32,9 @@ MAY_FAIL = {
     r"SwapEMAWeightsTest::test_swap_ema_weights_with_tf_distribute": (
         "makes another strategy, in the scope of this one"
     ),
+    r"MeanIoUTest::test_big_chunk": (
+        "each replica begins with a metric's initial value, not zero here"
+    ),
     r"test_warning_for_mismatched_inputs_structure": (
         "expects one warning, and each replica gives one"
     ),
