@@ -140,14 +140,6 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/mirrored_strategy.py", "in_place.put of context"),
     ("tfscale/adapters/seed_generator.py", "in_place.put of generator"),
     (
-        "tfscale/tensor_parallel/sequence_parallel/sequence.py",
-        "known.tfscale_is_shared",
-    ),
-    (
-        "tfscale/tensor_parallel/sequence_parallel/sequence.py",
-        "tensor.tfscale_shared",
-    ),
-    (
         "tfscale/tensor_parallel/rules/sharded_call.py",
         "self._layer.input_spec",
     ),

@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
-from tfscale._internals import symbols
 
 # What an `apply` goes through, in this order.
 STEPS = (
@@ -117,16 +116,6 @@ class OptimizerContractsTest(tf.test.TestCase):
         strategy.run(optimizer.apply, args=([tf.constant([8.0])], [variable]))
         self.assertEqual(calls, ["check_finite", *STEPS[:4]])
         self.assertAllEqual(variable, [-4.0])
-
-
-class LossContractsTest(tf.test.TestCase):
-    @holds("loss", "apply_mask")
-    def test_masked_elements_have_no_weight(self):
-        mask = tf.constant([True, False])
-        weights = symbols.apply_mask(
-            tf.constant([3.0, 5.0]), mask, "float32", "mean_with_sample_weight"
-        )
-        self.assertAllEqual(weights, [3.0, 0.0])
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import instances
 from tfscale._internals import symbols
 
 # The gradient that a `tf.custom_gradient` has registered for an operation.
 GRADIENT_TYPE = "_gradient_op_type"
-# The shapes of an operation's outputs, where a graph was asked for them.
+# The shapes of an operation's outputs, by `as_graph_def(add_shapes=True)`.
 OUTPUT_SHAPES = "_output_shapes"
 # The operations that one has to be on the same device with.
 COLOCATED_WITH = "_class"
@@ -161,12 +162,23 @@ def global_generator() -> tf.random.Generator | None:
 def flatten_layers(
     layer: keras.Layer, *, include_self: bool = True
 ) -> list[keras.Layer]:
-    return list(layer._flatten_layers(include_self=include_self))
+    """A layer and all layers in it, each once, as they were made."""
+    found = [layer] if include_self else []
+    seen, waiting = set(), collections.deque(layer._layers)
+    while waiting:
+        each = waiting.popleft()
+        if id(each) not in seen:
+            seen.add(id(each))
+            found.append(each)
+            waiting.extendleft(each._layers)
+    return found
 
 
 def direct_variables(layer: keras.Layer) -> list[keras.Variable]:
-    """The variables of a layer itself, without those of layers in it."""
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
+    """The weights of a layer itself, without those of layers in it."""
+    inner = flatten_layers(layer, include_self=False)
+    of_others = {id(weight) for each in inner for weight in each.weights}
+    return [weight for weight in layer.weights if id(weight) not in of_others]
 
 
 def optimized_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
@@ -183,7 +195,10 @@ def take_state(optimizer: keras.Optimizer, other: keras.Optimizer) -> None:
 
 
 def direct_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
-    return list(layer._seed_generators)
+    """The generators that are attributes of a layer."""
+    found = instances.held_by(layer)
+    kind = keras.random.SeedGenerator
+    return list({id(x): x for x in found if isinstance(x, kind)}.values())
 
 
 def noted_losses(layer: keras.Layer) -> list[Any]:
@@ -281,7 +296,12 @@ def compile_loss_of(model: keras.Model) -> Any:
 def loss_trackers(model: keras.Model) -> list[keras.Metric]:
     """Means that a compiled model gives losses."""
     of_outputs = getattr(model._compile_loss, "metrics", ())
-    return [model._loss_tracker, *of_outputs]
+    return [loss_tracker(model), *of_outputs]
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """The mean that `fit` prints as the loss: the first of all metrics."""
+    return model.metrics[0]
 
 
 def metric_function(metric: keras.metrics.MeanMetricWrapper) -> Any:

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
-from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import DistributedDataset
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import PerReplicaSpec
@@ -31,14 +30,16 @@ TENSORBOARD_STEPS = (
 )
 
 
-def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
+def running_fit(
+    model: keras.Model,
+) -> tuple[EpochIterator, keras.callbacks.CallbackList]:
     """The epochs and the callbacks of the `fit` of a model in this thread.
 
     They are local variables of `fit`, which callbacks cannot reach otherwise.
     """
     for call in calls():
         is_fit = call.purpose == "fit" and call.model is model
-        if is_fit and isinstance(call.callbacks, CallbackList):
+        if is_fit and isinstance(call.callbacks, keras.callbacks.CallbackList):
             return call.epochs, call.callbacks
     raise RuntimeError(
         "The callback works in `fit` of its model. Received: `on_train_begin` "
@@ -126,13 +127,15 @@ def _given_to(epochs) -> Any:
 
 
 def give_data(
-    epochs: EpochIterator, callbacks: CallbackList, dataset: tf.data.Dataset
+    epochs: EpochIterator,
+    callbacks: keras.callbacks.CallbackList,
+    dataset: tf.data.Dataset,
 ) -> None:
     """Continues a `fit` with another dataset, before an epoch's first step."""
     begun = epochs._epoch_iterator
     type(epochs).__init__(
         epochs,
-        distribute_strategy=epochs._distribute_strategy,
+        distribute_strategy=callbacks.callbacks[0].model.distribute_strategy,
         x=dataset,
         steps_per_epoch=epochs.steps_per_epoch,
         steps_per_execution=epochs.steps_per_execution,
@@ -227,7 +230,7 @@ def build(model: keras.Model, element_spec: Any) -> None:
 
 
 def count_time_from(
-    callbacks: CallbackList, steps: int, seconds_per_step: float
+    callbacks: keras.callbacks.CallbackList, steps: int, seconds_per_step: float
 ) -> None:
     """Lets the progress bar count steps of an earlier process."""
     for bar in _bars(callbacks):

@@ -26,15 +26,10 @@ utils.naming.uniquify
 legacy.saving.saving_options.keras_option_scope
     use_legacy_config: key of what is set while HDF5 files are written
 # --- layers and models
-layers.layer.Layer
-    _flatten_layers: all layers of a layer; no public way but of models
 layers.layer.Layer.__init__
     _losses: what ranks noted down, each for itself
 layers.layer.Layer._initialize_tracker
     _layers: the layers right below one
-    _seed_generators: the generators that ranks draw apart from
-    _trainable_variables: a layer's own variables, without sublayers'
-    _non_trainable_variables: those of them that do not learn
 models.functional
     Functional: what `keras.Model(inputs, outputs)` makes
 models.functional.Functional
@@ -48,7 +43,6 @@ ops.node.Node.__init__
     operation: what is called
     arguments: with which arguments
     outputs: what a call makes
-    is_input: a node that is no call
 ops.symbolic_arguments.SymbolicArguments
     fill_in: the arguments of a call with others in their places
 models.sequential.Sequential._maybe_rebuild
@@ -67,11 +61,9 @@ models.model.Model.compile
     _compile_config: a compiled model that is wrapped stays compiled
     _compile_loss: the losses of a batch out of those of microbatches
     _compile_metrics: whether something is left to build
-    _loss_tracker: the loss that `fit` prints
 models.model.Model.compute_loss
     _aggregate_additional_loss: without the scale for replicas
 models.model.Model.fit
-    _assert_compile_called: the error of Keras, in `timelines`
     _eval_epoch_iterator: the epochs over the validation data
     _initial_epoch: the epoch that a run goes on with
     _maybe_symbolic_build: left out if all is built; looks at a batch
@@ -90,8 +82,6 @@ trainers.trainer
     model_supports_jit: Keras' rule for XLA, by which stages go
 trainers.compile_utils.CompileLoss.build
     _flat_losses: which target and weight go with which loss
-losses.loss
-    apply_mask: the weights behind a mean over unmasked elements
 # --- optimizers
 optimizers.base_optimizer.BaseOptimizer
     _backend_apply_gradients: after it, replicas exchange their parts
@@ -109,40 +99,22 @@ backend.tensorflow.optimizer.TFOptimizer
 backend.tensorflow.optimizer.TFOptimizer._var_key
     _distributed_container: by which a part is known as its variable
 # --- layers that run by a rule
-layers.core.dense.Dense.build
-    _kernel: without what LoRA adds
-layers.core.einsum_dense.EinsumDense.build
-    _kernel: without what LoRA adds
 layers.core.einsum_dense.EinsumDense
     _adjust_scale_for_quant: an input's scale, as the output has dims
-layers.core.embedding.Embedding.build
-    _embeddings: without what LoRA adds
-layers.convolutional.base_conv.BaseConv.build
-    _kernel: without what LoRA adds
-layers.convolutional.base_conv.BaseConv
-    convolution_op: a subclass that overrides it has no rule
 layers.normalization.batch_normalization.BatchNormalization
     _moments: the batch's mean and variance, of a rank's channels
     _update_renorm_statistics: moving averages, of the whole batch's
 layers.attention.multi_head_attention.MultiHeadAttention
     _compute_attention, _masked_softmax: if overridden, there is no rule
     _compute_attention_mask: looks at whole shapes
-layers.attention.multi_head_attention.MultiHeadAttention.build
-    _query_dense, _key_dense, _value_dense: whose heads are sharded
-    _output_dense: which adds up over heads
 layers.attention.multi_head_attention.MultiHeadAttention.__init__
     _attention_axes: how many dims of scores are positions
 layers.attention.grouped_query_attention.GroupedQueryAttention
     _compute_attention, _masked_softmax: if overridden, there is no rule
     _compute_attention_mask: looks at whole shapes
-layers.attention.grouped_query_attention.GroupedQueryAttention.build
-    _query_dense, _key_dense, _value_dense: whose heads are sharded
-    _output_dense: which adds up over heads
 # --- a fit that runs
 trainers.epoch_iterator
     EpochIterator: a local variable of `fit`: its steps
-callbacks.callback_list
-    CallbackList: a local variable of `fit`: its callbacks
 trainers.epoch_iterator.EpochIterator
     _enumerate_iterator: between two of its steps a run is saved
 trainers.epoch_iterator.EpochIterator.__init__
@@ -156,7 +128,6 @@ backend.tensorflow.trainer.TFEpochIterator
     _get_iterator: counted: making one moves seeds of shuffles on
 backend.tensorflow.trainer.TFEpochIterator.__init__
     _distributed_dataset: what a replica gets of a step
-    _distribute_strategy: which is to distribute another dataset
 trainers.data_adapters.generator_data_adapter
     GeneratorDataAdapter: a Python generator that a user gave to `fit`
 trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter.__init__
@@ -182,7 +153,6 @@ trainers.data_adapters.array_data_adapter.ArrayDataAdapter.__init__
     _shuffle: without a seed a run cannot go on with the same data
 random.seed_generator
     GLOBAL_SEED_GENERATOR: whether it is there, which it is once used
-    global_seed_generator: its state is one of a run
 utils.progbar.Progbar.__init__
     _start, _time_after_first_step: a bar that goes on counts the steps before
 # --- what callbacks keep

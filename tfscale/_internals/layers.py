@@ -25,22 +25,13 @@ class AttentionNames:
     """Attributes of an attention.
 
     Attributes:
-        query, key, value, output: Its projections.
         counts: Numbers of heads, or of entries for all heads, which ranks
             divide.
         repeats: How often keys and values are repeated for the queries.
     """
 
-    query: str = "_query_dense"
-    key: str = "_key_dense"
-    value: str = "_value_dense"
-    output: str = "_output_dense"
     counts: tuple[str, ...] = ()
     repeats: str | None = None
-
-    @property
-    def projections(self) -> tuple[str, str, str, str]:
-        return self.query, self.key, self.value, self.output
 
 
 def _path(kind):
@@ -48,8 +39,7 @@ def _path(kind):
 
 
 _GEMMA = AttentionNames(
-    *("query_dense", "key_dense", "value_dense", "output_dense"),
-    counts=("num_query_heads", "num_key_value_heads", "hidden_dim"),
+    counts=("num_query_heads", "num_key_value_heads", "hidden_dim")
 )
 _HUB = "keras_hub.src.models."
 ATTENTIONS = {
@@ -84,14 +74,20 @@ _MASKED = {
 
 def weight_of(layer: keras.Layer, name: str = "kernel") -> keras.Variable:
     """A kernel or a table itself, without LoRA."""
-    return getattr(layer, f"_{name}")
+    return next(weight for weight in layer.weights if weight.name == name)
 
 
 def with_weight(
     layer: keras.Layer, name: str, weight: Any, **others: Any
 ) -> keras.Layer:
     """The same layer with another kernel or table, and other attributes."""
-    return instances.altered(layer, **{f"_{name}": weight}, **others)
+    before = weight_of(layer, name)
+    names = [
+        name
+        for name, value in instances.attributes_of(layer).items()
+        if value is before
+    ]
+    return instances.altered(layer, **dict.fromkeys(names, weight), **others)
 
 
 def like_output(layer: keras.Layer, scale: Any) -> Any:
@@ -126,13 +122,16 @@ def attention_names(layer: keras.Layer) -> AttentionNames:
 
 
 def attention_dense(layer: keras.Layer, name: str) -> keras.Layer:
-    """The `"query"`, `"key"`, `"value"` or `"output"` projection."""
-    return getattr(layer, getattr(attention_names(layer), name))
+    """The projection `"query"`, `"key"`, `"value"` or `"attention_output"`.
+
+    By its name, which is in the paths of its weights.
+    """
+    return next(each for each in layer._layers if each.name == name)
 
 
 def attention_gate(layer: keras.Layer) -> keras.Layer | None:
     """The projection that gates the heads, if there is one."""
-    return getattr(layer, "_gate_dense", None)
+    return next((each for each in layer._layers if each.name == "gate"), None)
 
 
 def num_attention_axes(layer: keras.Layer) -> int:
@@ -154,8 +153,6 @@ def hub_rows() -> Iterator[tuple[str, str, str]]:
         if not kind.startswith("keras_hub."):
             continue
         path = kind.rpartition(".")[0].replace(".", "/") + ".py"
-        for name in names.projections:
-            yield path, name, "whose heads are sharded"
         for name in names.counts:
             yield path, name, "a rank has a part of them"
         if names.repeats:

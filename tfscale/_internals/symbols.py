@@ -10,11 +10,8 @@ from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
-from keras.src.callbacks.callback_list import CallbackList
-from keras.src.losses.loss import apply_mask
 from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers.data_adapters.data_adapter_utils import (
     NUM_BATCHES_FOR_TENSOR_SPEC as NUM_BATCHES_KEPT,
 )
@@ -28,9 +25,7 @@ from tensorflow.core.protobuf import device_properties_pb2 as device_properties
 from tensorflow.python.data.ops.structured_function import (
     StructuredFunctionWrapper,
 )
-from tensorflow.python.distribute import device_util
 from tensorflow.python.distribute import distribute_utils
-from tensorflow.python.distribute import numpy_dataset
 from tensorflow.python.distribute.coordinator.cluster_coordinator import (
     _is_worker_failure as is_worker_failure,
 )
@@ -54,7 +49,6 @@ from tensorflow.python.distribute.values_util import (
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function.attributes import NO_INLINE
-from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import stateful_random_ops

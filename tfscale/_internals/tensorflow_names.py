@@ -25,28 +25,18 @@ python.distribute.mirrored_strategy.MirroredExtended
     _replica_ctx_update: a replica's part of a variable
     _update: weights by parts of slots
     _use_merge_call: no meeting where gradients are summed already
-python.distribute.mirrored_strategy.MirroredExtended.__init__
-    _collective_key_base: of the strategy, which has to have it
-    _cross_device_ops: those that the strategy was made with
 python.distribute.mirrored_strategy.MirroredExtended._initialize_single_worker
     _default_device: where a scope of a remote job makes things
     _devices: a device for each thread
-    _host_input_device: of datasets of arrays
-    _input_workers_devices: which devices get batches
 python.distribute.distribute_lib.StrategyExtendedV2
     _batch_gather_to, _gather_to: each value by itself: ranks count once
     _container_strategy: the strategy of an extended
     _local_results: a value of each replica
-python.distribute.device_util
-    canonicalize: a host for a device
-    resolve: the full name of a device
 python.distribute.distribute_lib
     get_update_replica_id: the component that an update is for
 python.distribute.distribute_utils
     regroup: what each replica has, as one value
     create_mirrored_variable: makes a variable out of components
-    VARIABLE_CLASS_MAPPING: of which class
-    VARIABLE_POLICY_MAPPING: with which policy
 python.distribute.input_lib
     DistributedDataset: whose batches replicas take
     DistributedDatasetsFromFunction: whose batches replicas take
@@ -66,8 +56,6 @@ python.distribute.input_lib.DistributedDataset.__init__
     _original_dataset: the data of a `fit`
 python.distribute.input_lib.DistributedDataset
     _make_rebatch_fn: how batches are cut for replicas, and read ahead
-python.distribute.numpy_dataset
-    SingleDevice: the host of the first replica
 python.distribute.values_util
     get_current_replica_id_as_int: the component of this thread
 python.distribute.coordinator.cluster_coordinator
@@ -85,16 +73,11 @@ python.distribute.values.PerReplicaSpec.__init__
     _value_specs: the specs of a value on each replica
 python.distribute.values.DistributedValues
     _get_on_device_or_primary: the component of this thread
-    _primary: the first component
-python.distribute.values.DistributedValues.__init__
-    _values: the components
 python.distribute.values.DistributedDelegate
     _get_as_operand: a shard gathered in arithmetic
 python.distribute.values.DistributedVariable
     _export_to_saved_model_graph: would take a shard for the value
     _update_cross_replica: cuts what is assigned
-python.distribute.values.DistributedVariable.__init__
-    _policy: none: variables of these classes act by themselves
 python.distribute.values.MirroredVariable
     _dense_var_to_tensor: dense gradients; shards gathered
     _get_cross_replica: a sharded value outside of replicas
@@ -109,16 +92,12 @@ python.ops.resource_variable_ops
 python.ops.stateful_random_ops
     global_generator: its state is one of a run, if it was used
 # --- graphs and functions
-python.framework.func_graph
-    FuncGraph: a graph to be let go of, which captures from others
 python.ops.cond_v2.cond_v2
     _add_control_dependencies: branches keep assertions and prints
 python.ops.control_flow_util
     GraphOrParentsInXlaContext: whether XLA is to compile a graph
 python.framework.ops.Graph._create_op_helper
     _gradient_op_type: an operation with a gradient of its own
-python.framework.ops.Graph._as_graph_def
-    _output_shapes: what operations are counted by
 python.framework.ops.Operation
     _set_attr: operations that XLA is not to compile
     _update_input: operations get another tensor of the same value

@@ -75,9 +75,8 @@ class FunctionMetric(in_place.Mixin):
         values = attributes.metric_function(self)(y_true, y_pred)
         values, sample_weight = _by_rows(self, shard, values, y_true, y_pred)
         if sample_weight is None:
-            sample_weight = symbols.apply_mask(
-                None, symbols.get_keras_mask(y_pred), self.dtype, "sum"
-            )
+            mask = symbols.get_keras_mask(y_pred)
+            sample_weight = None if mask is None else tf.cast(mask, self.dtype)
         return keras.metrics.Mean.update_state(self, values, sample_weight)
 
 

@@ -130,7 +130,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         noise.begin(fit)
         strategy = model.distribute_strategy
         if strategy.num_replicas_in_sync > 1:
-            strategy.extended.gradient_noise = noise
+            strategy.extended.measure_gradients(noise)
         if accumulates:
             return  # `GradientAccumulation` makes a function that measures
         if noise is not before or self._plain is not model.train_function:
@@ -196,7 +196,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self._adapter.end()
         extended = self.model.distribute_strategy.extended
         if getattr(extended, "gradient_noise", None) is self._noise:
-            extended.gradient_noise = None
+            extended.measure_gradients(None)
         if self._function is not None:
             self._function.end()
 

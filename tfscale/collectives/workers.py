@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.cluster.initialize import Joined
 from tfscale.cluster.initialize import joined
+from tfscale.collectives import device_names
 
 # Apart from those of TensorFlow's own strategies, which begin at 1.
 _FIRST_GROUP = 1_000_000
@@ -49,7 +50,7 @@ class Workers:
                 self.all_gather, reduce_retracing=True, autograph=False
             )
         )
-        self._default = symbols.device_util.canonicalize("/device:CPU:0")
+        self._default = device_names.full_name("/device:CPU:0")
         found.failure_detector.num_collectives = self._num_collectives
 
     def _num_collectives(self):
@@ -104,7 +105,7 @@ class Workers:
         spec = tf.DeviceSpec.from_string(tensor.device or "")
         if spec.device_type is None:
             return self._default
-        return symbols.device_util.canonicalize(tensor.device, self._default)
+        return device_names.full_name(tensor.device, self._default)
 
 
 class _Participant:
@@ -115,7 +116,7 @@ class _Participant:
         kind = _DEVICE_TYPES.index(spec.device_type)
         self._size = group_size
         self._group = _FIRST_GROUP + kind * _MAX_DEVICES + spec.device_index
-        host = symbols.device_util.canonicalize("/device:CPU:0", device)
+        host = device_names.host_of(device)
         make = symbols.ResourceVariable
         # A name that is no layer's, whoever first needs it.
         with tf.init_scope(), tf.name_scope("tfscale/"):

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfscale._internals import symbols
+from tfscale.collectives import device_names
 from tfscale.mesh.device_mesh import AXES
 
 
@@ -86,11 +86,6 @@ def rows_of_worker(
     return grid[worker * each : (worker + 1) * each]
 
 
-def host_of(device: str) -> str:
-    """The host of a device (a canonical name): the first CPU of its task."""
-    return symbols.device_util.canonicalize("/device:CPU:0", device)
-
-
 def _task(name):
     spec = tf.DeviceSpec.from_string(name)
     return spec.job, spec.task
@@ -104,4 +99,4 @@ def _canonical(name):
     """`"GPU:3"`, `"/gpu:3"` or a full name, as TensorFlow writes it."""
     if not name.startswith("/"):
         name = f"/device:{name}"
-    return symbols.device_util.resolve(name)
+    return device_names.full_name(name)

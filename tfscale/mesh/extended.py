@@ -12,6 +12,7 @@ from tfscale._internals import datasets
 from tfscale._internals import symbols
 from tfscale.adapters.compiled_model import predicting_in_clusters
 from tfscale.adapters.model import adapt_model
+from tfscale.collectives import device_names
 from tfscale.collectives import operations
 from tfscale.collectives.reducer import Reducer
 from tfscale.collectives.reducer import is_of_threads
@@ -52,8 +53,7 @@ class MeshExtended(symbols.MirroredExtended):
         pipelined: The variables of models that were cut over the axis
             "pipeline", by `id(variable)`.
         traced_models: The models whose steps replicas have run.
-        gradient_noise: A `GradientNoise`, which measures gradients before and
-            after they are summed, or None.
+        gradient_noise: What `measure_gradients` was given, or None.
     """
 
     def __init__(self, strategy, config: MeshConfig):
@@ -94,9 +94,7 @@ class MeshExtended(symbols.MirroredExtended):
         # As TensorFlow does, without its printed line. The host is the one of
         # the program, where Python functions of a dataset run.
         del devices
-        host = symbols.device_util.canonicalize("/device:CPU:0")
-        self._input_workers_devices = ((host, self._first_ranks),)
-        self._host_input_device = symbols.numpy_dataset.SingleDevice(host)
+        host = device_names.full_name("/device:CPU:0")
         spec = tf.DeviceSpec.from_string(host)
         if spec.job not in (None, "localhost"):
             # The default device of the scope.
@@ -260,6 +258,13 @@ class MeshExtended(symbols.MirroredExtended):
         fn = on_thread(fn, self._container_strategy(), are_ranks=True)
         with rank_state.within(devices=tuple(devices)):
             return super()._call_for_each_replica(fn, args, kwargs or {})
+
+    def measure_gradients(self, noise: Any) -> None:
+        """Has a `GradientNoise` see gradients before and after they are summed.
+
+        None ends it.
+        """
+        self.gradient_noise = noise
 
     @property
     def gathers_weights(self) -> bool:

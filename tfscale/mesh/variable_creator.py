@@ -11,7 +11,7 @@ from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.layer import adapt_layer
 from tfscale.adapters.optimizer import adapt_optimizer
-from tfscale.mesh.device_grid import host_of
+from tfscale.collectives.device_names import host_of
 from tfscale.mesh.update.mesh_update import MeshUpdate
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.layouts.layouts import Layouts
@@ -27,7 +27,6 @@ from tfscale.variables.variable import MeshVariable
 from tfscale.variables.zero import OptimizerStateSharding
 
 _CLASSES = {
-    **symbols.distribute_utils.VARIABLE_CLASS_MAPPING,
     tf.VariableSynchronization.ON_WRITE: MeshVariable,
     tf.VariableSynchronization.ON_READ: MeshAccumulator,
 }
@@ -142,7 +141,7 @@ class VariableCreator:
             strategy,
             create_components,
             classes,
-            symbols.distribute_utils.VARIABLE_POLICY_MAPPING,
+            policy_mapping={},
             **kwargs,
         )
         if isinstance(caller, keras.layers.BatchNormalization):

@@ -306,7 +306,12 @@ class PipelineModel(PipelineTrainer):
                 "weights. Call `timelines()`, which predicts, or measure "
                 "'1f1b'."
             )
-        self._assert_compile_called("timelines")
+        if not self.compiled:
+            raise ValueError(
+                "A step that is measured computes the losses of `compile`. "
+                f"Received: {self.name!r}, which is not compiled. Call "
+                "`compile` before `timelines`."
+            )
         data = (x, y, sample_weight)[: 2 + (sample_weight is not None)]
         with self.distribute_strategy.scope():
             self._symbolic_build(data_batch=data)

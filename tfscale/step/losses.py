@@ -175,9 +175,7 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
         if reduction in _MEANS and value.shape.rank == 0:
             weights = mask
         if reduction == "mean_with_sample_weight":
-            weights = symbols.apply_mask(
-                _to_float(sample_weight), mask, precision().name, reduction
-            )
+            weights = _masked(_to_float(sample_weight), _to_float(mask))
         if weights is None:
             divisor = num_rows(y_true)
         else:
@@ -190,6 +188,18 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
         is_sum=is_sum,
         is_reduced=is_reduced,
     )
+
+
+def _masked(weights, mask):
+    """Weights of elements, 0 where a mask leaves them out; both may be None."""
+    if weights is None or mask is None:
+        return mask if weights is None else weights
+    # A column may be a vector, as in Keras.
+    if weights.shape.rank == mask.shape.rank + 1 and weights.shape[-1] == 1:
+        mask = mask[..., tf.newaxis]
+    elif mask.shape.rank == weights.shape.rank + 1 and mask.shape[-1] == 1:
+        weights = weights[..., tf.newaxis]
+    return weights * mask
 
 
 def _to_float(x):

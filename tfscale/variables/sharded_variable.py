@@ -56,7 +56,7 @@ class ShardedVariable(MeshVariable):
     def shape(self):
         """The whole shape, or the shape of the shard where that is read."""
         if self._is_local():
-            return self._primary.shape
+            return self.values[0].shape
         if self._is_shard_of_rank():
             return tf.TensorShape(self._sharding.shard_shape)
         return self.whole_shape
@@ -157,7 +157,7 @@ class ShardedVariable(MeshVariable):
         value = restored_tensors[_CHECKPOINT_KEY]
         local = shards(self._checked(value), self._sharding)
         assigned = []
-        for component, new in zip(self._values, local):
+        for component, new in zip(self.values, local):
             with tf.device(component.device):
                 assigned.append(
                     component.assign(tf.identity(new), read_value=False)
@@ -168,7 +168,7 @@ class ShardedVariable(MeshVariable):
         # TensorFlow would save the first shard as the value.
         raise ValueError(
             "A model with sharded variables cannot be exported. Received: "
-            f"{self.path!r}, in {len(self._values)} parts. To serve it on the "
+            f"{self.path!r}, in {len(self.values)} parts. To serve it on the "
             "devices of its mesh, use `tfscale.export(model, path)`. To serve "
             "it on one device, save it with `model.save(path)`, load it with "
             "`keras.models.load_model(path)` outside of the strategy's scope, "
@@ -176,7 +176,7 @@ class ShardedVariable(MeshVariable):
         )
 
     def _whole(self):
-        return unshard([v.read_value() for v in self._values], self._sharding)
+        return unshard([v.read_value() for v in self.values], self._sharding)
 
     def _update_cross_replica(self, update_fn, value, **kwargs):
         value = symbols.distribute_utils.regroup(

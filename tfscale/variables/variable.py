@@ -22,7 +22,7 @@ from tfscale.variables.sharding import Sharding
 
 
 class _Common:
-    _primary: tf.Variable
+    values: tuple[tf.Variable, ...]
 
     def __float__(self):
         return float(self.numpy())
@@ -52,7 +52,7 @@ class _Common:
     @property
     def whole_shape(self) -> tf.TensorShape:
         """The shape of the value, of which components may have shards."""
-        return self._primary.shape
+        return self.values[0].shape
 
     def _is_in_replica(self):
         return (
@@ -81,7 +81,7 @@ class MeshVariable(_Common, symbols.MirroredVariable):
         """The sharding over the devices: none here."""
         extended = self.distribute_strategy.extended
         return Sharding(
-            tuple(self._primary.shape),
+            tuple(self.values[0].shape),
             self.dtype.size,
             extended.num_replicas,
             extended.num_model_ranks,
@@ -102,7 +102,7 @@ class MeshVariable(_Common, symbols.MirroredVariable):
 
     def _array(self):
         # In the scope of another strategy too, where `numpy` is refused.
-        return self._primary.numpy()
+        return self.values[0].numpy()
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
@@ -144,7 +144,7 @@ class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
             count = 0
         value = self._checked(value)
         assigned = []
-        for index, component in enumerate(self._values):
+        for index, component in enumerate(self.values):
             share = value if index < count else tf.zeros_like(value)
             with tf.device(component.device):
                 assigned.append(component.assign(share, read_value=False))
@@ -156,7 +156,7 @@ class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
     def _get_cross_replica(self):
         strategy = self.distribute_strategy
         ranks = strategy.extended.num_model_ranks
-        first_ranks = [v.read_value() for v in self._values[::ranks]]
+        first_ranks = [v.read_value() for v in self.values[::ranks]]
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return first_ranks[0]
         total = operations.reduce(first_ranks)

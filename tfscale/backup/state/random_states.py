@@ -33,7 +33,9 @@ def random_states() -> dict[str, Any]:
 def set_random_states(states: dict[str, Any]) -> None:
     """Sets a result of `random_states`."""
     if states["keras"] is not None:
-        _set(symbols.global_seed_generator(), states["keras"])
+        if attributes.used_seed_generator() is None:
+            keras.random.uniform(())  # makes it
+        _set(attributes.used_seed_generator(), states["keras"])
     if states["tensorflow"] is not None:
         if attributes.global_generator() is None:
             tf.random.set_global_generator(

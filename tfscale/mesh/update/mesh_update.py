@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.collectives import device_names
 from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
 from tfscale.context import step_context
-from tfscale.mesh import device_grid
 from tfscale.mesh import gradient_reduction
 from tfscale.mesh.update import clipping
 from tfscale.mesh.update import optimizer_checks
@@ -39,7 +39,7 @@ class MeshUpdate:
 
     def host_of(self, variable) -> str:
         """The host of the device of a component, or of its shard."""
-        return device_grid.host_of(variable.device)
+        return device_names.host_of(variable.device)
 
     def apply(
         self,

@@ -375,7 +375,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
     def _log(self, step, result, penalty, x, y, sample_weight):
         inputs = result.inputs
         rows = tf.shape(inputs[0])[0]
-        self._loss_tracker.update_state(
+        attributes.loss_tracker(self).update_state(
             result.loss + penalty, sample_weight=rows
         )
         if self._compile_loss is not None:

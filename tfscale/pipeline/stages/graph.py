@@ -208,7 +208,7 @@ class _Flattener:
         """Adds the calls of a model on `inputs`, returns its outputs."""
         values = {id(x): v for x, v in zip(functional.inputs, inputs)}
         for node in attributes.nodes_of(functional):
-            if node.is_input or any(
+            if not node.input_tensors or any(
                 id(x) not in values for x in node.input_tensors
             ):
                 continue

@@ -109,7 +109,8 @@ def trace_on_ranks(
 
     def build_rank():
         graphs.append(make_graph())
-        with rank_state.within(sequence_plan=sequence_plan, model=model):
+        plan = sequence_plan and sequence_plan.for_call()
+        with rank_state.within(sequence_plan=plan, model=model):
             graphs[-1].build()
 
     def build():

@@ -53,7 +53,7 @@ def make_rule(layer) -> rules.Rule | None:
     """The rule of an attention whose heads are sharded."""
     if not is_attention(layer):
         return None
-    row = dense_rules.make_rule(_dense(layer, "output"))
+    row = dense_rules.make_rule(_dense(layer, "attention_output"))
     if row is None or row.sink_dim != _HEADS:
         return None
     queries = [_dense(layer, "query")]
@@ -92,7 +92,7 @@ class _Attention(rules.Rule):
 
     def __init__(self, layer, columns):
         super().__init__(layer)
-        self._row = dense_rules.make_rule(_dense(layer, "output"))
+        self._row = dense_rules.make_rule(_dense(layer, "attention_output"))
         self._columns = columns
         for dense in columns:
             rule = dense.sharded_call.rule
@@ -103,7 +103,7 @@ class _Attention(rules.Rule):
 
     @property
     def sum_layer(self):
-        return _dense(self.layer, "output")
+        return _dense(self.layer, "attention_output")
 
     def scatters(self, args, kwargs):
         layer = self.layer

@@ -54,23 +54,21 @@ class Conversion:
         size = self.size if whole else self.size // num_ranks
         return tensor.shape[self.dim] == size
 
-    def apply(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The converted tensor, in replica context."""
+    def apply(self, tensor: tf.Tensor, gathered: dict) -> tf.Tensor:
+        """The converted tensor, in replica context.
+
+        `gathered` has, and gets, what is gathered in this call of the model.
+        """
         if self.mode == "scatter":
             return rank_collectives.scatter_to_ranks(tensor, self.dim)
         if self.mode == "gather":
             return rank_collectives.gather_from_ranks(tensor, self.dim)
         # Queries, keys and values have one input: it is gathered once, and its
         # gradients are summed before they are sent.
-        known = getattr(tensor, "tfscale_shared", None)
-        if known is None or (
-            not tf.executing_eagerly()
-            and known.graph is not tf.compat.v1.get_default_graph()
-        ):
-            known = rank_collectives.all_gather(tensor, self.dim)
-            known.tfscale_is_shared = True
-            tensor.tfscale_shared = known
-        return known
+        key = tensor.ref()
+        if key not in gathered:
+            gathered[key] = rank_collectives.all_gather(tensor, self.dim)
+        return gathered[key]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +83,8 @@ class SequencePlan:
             weights on shards: the gradients are summed.
         sharded_generators: Ids of the states of generators that draw shards.
         sharded: Names of the layers that take and return shards.
+        gathered: What is gathered from all ranks, by the reference of a rank's
+            tensor, in one call of the model; see `for_call`.
     """
 
     scatters: Mapping[int, int]
@@ -92,6 +92,13 @@ class SequencePlan:
     partial_gradients: frozenset[int]
     sharded_generators: frozenset[int]
     sharded: tuple[str, ...]
+    gathered: dict[Any, tf.Tensor] = dataclasses.field(
+        default_factory=dict, compare=False
+    )
+
+    def for_call(self) -> "SequencePlan":
+        """The plan of one call of the model, by one rank."""
+        return dataclasses.replace(self, gathered={})
 
 
 def current() -> SequencePlan | None:
@@ -119,7 +126,11 @@ def copy_to_region(x: tf.Tensor) -> tf.Tensor:
     Its gradient is summed over ranks, unless the gather does so. A sparse input
     is data, and has none.
     """
-    if getattr(x, "tfscale_is_shared", isinstance(x, tf.SparseTensor)):
+    plan = current()
+    is_gathered = plan is not None and any(
+        x is each for each in plan.gathered.values()
+    )
+    if is_gathered or isinstance(x, tf.SparseTensor):
         return x
     return rank_collectives.copy_to_ranks(x)
 
@@ -149,7 +160,8 @@ class Boundary:
         def convert(position, tensor):
             conversion = plan.conversions.get((id(self), position))
             if conversion and conversion.fits(tensor, num_ranks):
-                return with_mask(conversion.apply(tensor), tensor)
+                found = conversion.apply(tensor, plan.gathered)
+                return with_mask(found, tensor)
             return tensor
 
         args, kwargs = map_inputs(convert, args, kwargs)

@@ -27,8 +27,8 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 _warned = weakref.WeakSet()
 
 
-class _Prepared(BaseException):
-    """Ends a trial run; no `Exception`, which Keras would explain."""
+class _Prepared(Exception):
+    """Ends a trial run, whose graph is thrown away, at an unknown model."""
 
 
 def prepare_called(fn, run, sharded_calls) -> None:
@@ -47,7 +47,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
             return fn(*args, **kwargs)
 
     while any(not call.is_decided for call in sharded_calls):
-        with symbols.FuncGraph("trial").as_default():
+        with tf.__internal__.FuncGraph("trial").as_default():
             try:
                 run(on_trial)
             except _Prepared:
@@ -139,7 +139,9 @@ class ModelCall:
         if plan is None:
             return call(inputs, *args, **kwargs)
         # The plan of this model counts, also within another model.
-        with rank_state.within(sequence_plan=plan, model=self._model):
+        with rank_state.within(
+            sequence_plan=plan.for_call(), model=self._model
+        ):
             return call(inputs, *args, **kwargs)
 
     def plan_for(

@@ -1,0 +1,23 @@
+"""Full names of devices, as TensorFlow writes them."""
+
+import tensorflow as tf
+
+
+def full_name(device: str, default: str = "") -> str:
+    """The name of a device with its job, replica, task, kind and number.
+
+    What it lacks is that of `default`, or of the first CPU of this process.
+
+    >>> full_name("/device:CPU:0", "/job:worker/replica:0/task:1/device:GPU:2")
+    '/job:worker/replica:0/task:1/device:CPU:0'
+    """
+    spec = tf.DeviceSpec("localhost", 0, 0, "CPU", 0)
+    here = tf.config.list_logical_devices("CPU")[0].name
+    for name in (here, default, device):
+        spec = spec.make_merged_spec(tf.DeviceSpec.from_string(name))
+    return spec.to_string()
+
+
+def host_of(device: str) -> str:
+    """The host of a device (a full name): the first CPU of its task."""
+    return full_name("/device:CPU:0", device)
