@@ -459,7 +459,6 @@ class VariableTest(tf.test.TestCase):
         self.assertLen(spec._value_specs, 2)
 
     @holds("values_util", "get_current_replica_id_as_int")
-    @holds("distribute_lib", "get_update_replica_id")
     @holds("distribute_utils", "regroup")
     @holds("values", "Mirrored")
     def test_a_thread_knows_its_component(self):
@@ -478,14 +477,14 @@ class VariableTest(tf.test.TestCase):
         self.assertAllEqual(
             self.strategy.experimental_local_results(found), [[1, 0], [2, 1]]
         )
-        self.assertIsNone(private_symbols.get_update_replica_id())
         numbers = []
         variable = self.made()
         with self.strategy.scope():
+            self.assertIsNone(private_symbols.get_current_replica_id_as_int())
             self.strategy.extended.update(
                 variable,
                 lambda v: numbers.append(
-                    private_symbols.get_update_replica_id()
+                    private_symbols.get_current_replica_id_as_int()
                 ),
                 group=False,
             )

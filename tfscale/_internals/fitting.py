@@ -20,14 +20,9 @@ from tfscale._internals.symbols import PerReplicaSpec
 MODEL_CHECKPOINT_COUNTERS = (
     "_batches_seen_since_last_saving",
     "_last_batch_seen",
-    "_current_epoch",
 )
 SWAP_EMA_STATE = ("_ema_weights_in_model",)
-TENSORBOARD_STEPS = (
-    "_global_train_batch",
-    "_global_test_batch",
-    "_previous_epoch_iterations",
-)
+TENSORBOARD_STEPS = ("_global_train_batch", "_global_test_batch")
 
 
 def running_fit(

@@ -105,12 +105,8 @@ layers.normalization.batch_normalization.BatchNormalization
     _moments: the batch's mean and variance, of a rank's channels
     _update_renorm_statistics: moving averages, of the whole batch's
 layers.attention.multi_head_attention.MultiHeadAttention
-    _compute_attention, _masked_softmax: if overridden, there is no rule
     _compute_attention_mask: looks at whole shapes
-layers.attention.multi_head_attention.MultiHeadAttention.__init__
-    _attention_axes: how many dims of scores are positions
 layers.attention.grouped_query_attention.GroupedQueryAttention
-    _compute_attention, _masked_softmax: if overridden, there is no rule
     _compute_attention_mask: looks at whole shapes
 # --- a fit that runs
 trainers.epoch_iterator
@@ -158,12 +154,9 @@ utils.progbar.Progbar.__init__
 # --- what callbacks keep
 callbacks.model_checkpoint.ModelCheckpoint.__init__
     _batches_seen_since_last_saving, _last_batch_seen: kept in a backup
-callbacks.model_checkpoint.ModelCheckpoint.on_epoch_begin
-    _current_epoch: kept in a backup
 callbacks.swap_ema_weights.SwapEMAWeights.__init__
     _ema_weights_in_model: kept in a backup
 callbacks.tensorboard.TensorBoard.__init__
     _global_train_batch, _global_test_batch: kept in a backup
-    _previous_epoch_iterations: kept in a backup
 """
 KERAS += releases.KERAS

@@ -4,6 +4,7 @@ Each name is listed in the tables beside, with why.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,6 @@ import tensorflow as tf
 
 from tfscale._internals import instances
 
-# The methods of an attention's `call`, beside its projections.
-ATTENTION_METHODS = ("_compute_attention", "_masked_softmax")
 # The methods of a BatchNormalization's `call`.
 NORMALIZATION_METHODS = ("_moments",)
 # Methods that only read the shapes of a layer's inputs.
@@ -115,6 +114,12 @@ def attention_class(layer: keras.Layer) -> type | None:
     return next(kinds, None)
 
 
+def private_methods(kind: type) -> list[str]:
+    """The methods of a class, its `call` among those that use them."""
+    found = [name for name, x in vars(kind).items() if inspect.isfunction(x)]
+    return [x for x in found if x.startswith("_") and not x.startswith("__")]
+
+
 def attention_names(layer: keras.Layer) -> AttentionNames:
     """The names of the heads of an attention of a class of `ATTENTIONS`."""
     kind: Any = attention_class(layer)
@@ -136,7 +141,7 @@ def attention_gate(layer: keras.Layer) -> keras.Layer | None:
 
 def num_attention_axes(layer: keras.Layer) -> int:
     """The number of input dims that an attention covers."""
-    return len(getattr(layer, "_attention_axes", None) or (1,))
+    return len(getattr(layer, "attention_axes", None) or (1,))
 
 
 def hub_rows() -> Iterator[tuple[str, str, str]]:
@@ -157,6 +162,3 @@ def hub_rows() -> Iterator[tuple[str, str, str]]:
             yield path, name, "a rank has a part of them"
         if names.repeats:
             yield path, names.repeats, "keys and values are repeated"
-        # Those that count heads mask them in the first of the two.
-        for name in ATTENTION_METHODS[: 1 if names.counts else None]:
-            yield path, name, "a subclass that overrides it has no rule"

@@ -29,7 +29,6 @@ from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute.coordinator.cluster_coordinator import (
     _is_worker_failure as is_worker_failure,
 )
-from tensorflow.python.distribute.distribute_lib import get_update_replica_id
 from tensorflow.python.distribute.input_lib import DistributedDataset
 from tensorflow.python.distribute.input_lib import (
     DistributedDatasetsFromFunction,

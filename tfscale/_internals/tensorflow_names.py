@@ -32,8 +32,6 @@ python.distribute.distribute_lib.StrategyExtendedV2
     _batch_gather_to, _gather_to: each value by itself: ranks count once
     _container_strategy: the strategy of an extended
     _local_results: a value of each replica
-python.distribute.distribute_lib
-    get_update_replica_id: the component that an update is for
 python.distribute.distribute_utils
     regroup: what each replica has, as one value
     create_mirrored_variable: makes a variable out of components
@@ -57,7 +55,7 @@ python.distribute.input_lib.DistributedDataset.__init__
 python.distribute.input_lib.DistributedDataset
     _make_rebatch_fn: how batches are cut for replicas, and read ahead
 python.distribute.values_util
-    get_current_replica_id_as_int: the component of this thread
+    get_current_replica_id_as_int: the component of this thread, or update
 python.distribute.coordinator.cluster_coordinator
     _is_worker_failure: whether a step is made again
 python.distribute.coordinator.values.PerWorkerValues.__init__

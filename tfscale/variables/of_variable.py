@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.variables.sharding import Sharding
 
 
@@ -21,6 +22,13 @@ def state_sharding_of(variable) -> Sharding:
 def are_states_on_host(variable) -> bool:
     """Whether the optimizer's states of a variable are on the host."""
     return getattr(value_of(variable), "are_states_on_host", False)
+
+
+def is_updating() -> bool:
+    """Whether a strategy updates a component, by `extended.update`."""
+    if not tf.distribute.in_cross_replica_context():
+        return False
+    return symbols.get_current_replica_id_as_int() is not None
 
 
 def is_overwritten(variable) -> bool:

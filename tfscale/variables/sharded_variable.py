@@ -6,6 +6,7 @@ from tfscale._internals import symbols
 from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
 from tfscale.context import rank_state
+from tfscale.variables import of_variable
 from tfscale.variables import weight_gather
 from tfscale.variables.sharding import Sharding
 from tfscale.variables.shards import shard
@@ -78,7 +79,7 @@ class ShardedVariable(MeshVariable):
 
     def _is_local(self):
         if tf.distribute.in_cross_replica_context():
-            return symbols.get_update_replica_id() is not None
+            return of_variable.is_updating()
         if self._is_divided_weight():
             extended = self.distribute_strategy.extended
             return extended.optimizer_states.reads_local_shards

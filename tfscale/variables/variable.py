@@ -18,6 +18,7 @@ from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.collectives import rank_collectives
 from tfscale.context import step_context
+from tfscale.variables import of_variable
 from tfscale.variables.sharding import Sharding
 
 
@@ -135,7 +136,7 @@ class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
         if (
             self.aggregation != tf.VariableAggregation.SUM
             or self._is_in_replica()
-            or symbols.get_update_replica_id() is not None
+            or of_variable.is_updating()
         ):
             return super().assign(value, *args, read_value=read_value, **kwargs)
         extended = self.distribute_strategy.extended

@@ -29,7 +29,6 @@ from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.variables.of_variable import sharding_of
 
 _HEADS = -2
-_METHODS = layers.ATTENTION_METHODS
 _dense = layers.attention_dense
 
 
@@ -45,8 +44,9 @@ def is_attention(layer) -> bool:
     ):
         # The layer of Keras is analyzed operation by operation.
         return False
-    methods = [name for name in _METHODS if hasattr(kind, name)]
-    return kind is not None and rules.runs_as(layer, [kind], *methods)
+    if kind is None:
+        return False
+    return rules.runs_as(layer, [kind], *layers.private_methods(kind))
 
 
 def make_rule(layer) -> rules.Rule | None:
