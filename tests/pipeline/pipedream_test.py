@@ -120,6 +120,24 @@ def reference(model, make, optimizer, window):
 
 
 class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
+    def test_a_single_number_counts_by_the_rows_of_its_own_batch(self):
+        def mean_of_targets(y, _):
+            return tf.reduce_mean(y)
+
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2, pipeline=2))
+        with strategy.scope():
+            model = tfscale.PipelineModel(build_shallow(), 1, "pipedream")
+            model.compile(
+                "sgd",
+                "mse",
+                metrics=[mean_of_targets],
+                steps_per_execution=4,
+            )
+        # The last batch has two rows on one replica, and one on the other.
+        logs = model.fit(dataset(), verbose=0).history
+        means = [Y[first : first + 8].mean() for first in range(0, ROWS, 8)]
+        self.assertAllClose(logs["mean_of_targets"], [np.mean(means)])
+
     @parameterized.parameters(
         (momentum, dict(pipeline=4), 4, {}),
         (adam, dict(pipeline=3), 11, {}),
