@@ -16,9 +16,10 @@ from tfscale.variables import weight_gather
 
 
 class GraphTest(tf.test.TestCase):
+    @holds("func_graph", "FuncGraph")
     def test_a_graph_captures_from_those_around_it(self):
         x = tf.constant(2.0)
-        graph = tf.__internal__.FuncGraph("trial")
+        graph = symbols.FuncGraph("trial")
         with graph.as_default():
             y = x + 1.0
         self.assertIs(y.graph, graph)

@@ -90,6 +90,8 @@ python.ops.resource_variable_ops
 python.ops.stateful_random_ops
     global_generator: its state is one of a run, if it was used
 # --- graphs and functions
+python.framework.func_graph
+    FuncGraph: a graph to be let go of, which captures from others
 python.ops.cond_v2.cond_v2
     _add_control_dependencies: branches keep assertions and prints
 python.ops.control_flow_util

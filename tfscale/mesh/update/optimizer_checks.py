@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import layers
+from tfscale._internals import symbols
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
 from tfscale.mesh.update import optimizer_trial
@@ -88,7 +89,7 @@ def check_draws(
     """Refuses an optimizer whose replicas draw different random numbers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if layers.is_of_keras(inner.__class__) or not isinstance(
-        graph, tf.__internal__.FuncGraph
+        graph, symbols.FuncGraph
     ):
         return
     graph_def = graph.as_graph_def(from_version=version)

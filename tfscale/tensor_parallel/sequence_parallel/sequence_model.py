@@ -47,7 +47,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
             return fn(*args, **kwargs)
 
     while any(not call.is_decided for call in sharded_calls):
-        with tf.__internal__.FuncGraph("trial").as_default():
+        with symbols.FuncGraph("trial").as_default():
             try:
                 run(on_trial)
             except _Prepared:
