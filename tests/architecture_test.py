@@ -116,7 +116,6 @@ CHANGED_OF_KERAS = {
     ("tfscale/_internals/fitting.py", "epochs._distributed_dataset"),
     ("tfscale/_internals/fitting.py", "epochs._steps_seen"),
     ("tfscale/_internals/fitting.py", "model._initial_epoch"),
-    ("tfscale/adapters/py_dataset.py", "in_place.put of adapter"),
     ("tfscale/adapters/py_dataset.py", "in_place.put of shuffling"),
     ("tfscale/backup/state/callback_states.py", "logger.append"),
     ("tfscale/backup/state/callback_states.py", "logger.append_header"),

@@ -14,7 +14,6 @@ from tests._internals.contracts import holds
 from tfscale._internals import attributes
 from tfscale._internals import datasets
 from tfscale._internals import fitting
-from tfscale._internals import instances
 from tfscale._internals import releases
 from tfscale._internals import stack
 from tfscale._internals import symbols
@@ -202,27 +201,9 @@ class FitTest(tf.test.TestCase):
         )
 
     @holds("generator_data_adapter", "GeneratorDataAdapter")
-    @holds("GeneratorDataAdapter.__init__", "generator")
-    @holds("data_adapter_utils", "NUM_BATCHES_FOR_TENSOR_SPEC")
-    def test_the_first_batches_of_a_generator_are_kept(self):
-        taken = []
-
-        def rows():
-            for row in X:
-                taken.append(row)
-                yield row, row
-
-        adapter = py_dataset.GeneratorDataAdapter(rows())
-        count = py_dataset.NUM_BATCHES_KEPT
-        self.assertLess(count, len(X))
-        for _ in range(2):
-            kept = list(itertools.islice(adapter.generator(), count))
-            self.assertAllEqual([row for row, _ in kept], X[:count])
-            self.assertLen(taken, count)
-
     @holds("py_dataset_adapter", "PyDatasetAdapter")
     @holds("PyDatasetAdapter.__init__", "enqueuer", "shuffle")
-    def test_a_py_dataset_can_be_read_beside_its_workers(self):
+    def test_data_of_python_is_known_by_its_adapter(self):
         class Rows(keras.utils.PyDataset):
             def __len__(self):
                 return len(X)
@@ -230,15 +211,26 @@ class FitTest(tf.test.TestCase):
             def __getitem__(self, i):
                 return X[i : i + 1], X[i : i + 1]
 
-        adapter = py_dataset.PyDatasetAdapter(Rows(workers=2), shuffle=True)
-        beside = instances.view(
-            adapter,
-            enqueuer=property(lambda self: None),
-            shuffle=property(lambda self: False),
+        found = [
+            symbols.TFEpochIterator(
+                x=data,
+                shuffle=True,
+                distribute_strategy=tf.distribute.get_strategy(),
+            )
+            for data in (
+                Rows(workers=2),
+                Rows(),
+                ((row[None], row[None]) for row in X),
+                X,
+            )
+        ]
+        self.assertEqual(
+            [py_dataset.is_of_python(epochs) for epochs in found],
+            [True, True, True, False],
         )
-        rows = [row[0] for row, _ in beside.get_numpy_iterator()]
-        self.assertAllEqual(rows, X)
-        self.assertFalse(adapter.enqueuer.is_running())
+        self.assertTrue(found[0].data_adapter.shuffle)
+        self.assertFalse(found[0].data_adapter.enqueuer.is_running())
+        self.assertIsNone(found[1].data_adapter.enqueuer)
 
     @holds("PyDatasetAdapter.__init__", "py_dataset")
     @holds("PyDatasetAdapter._get_iterator", "_finite_generator")
@@ -341,27 +333,72 @@ class FitTest(tf.test.TestCase):
         self.assertEqual(counts[0], 0)
 
     @holds("tensorflow.trainer", "TFEpochIterator")
-    def test_a_strategy_is_given_the_data_while_epochs_are_created(self):
+    def test_a_strategy_knows_the_call_that_it_serves(self):
+        found = []
+
+        def note():
+            call = fitting.keras_call()
+            if call is not None:
+                reads = fitting.is_read_by(strategy.data, call)
+                found.append((call.purpose, call.stage, reads))
+            return call
+
+        class Data:
+            """A distributed dataset that notes who reads it."""
+
+            def __init__(self, dataset):
+                self.dataset = dataset
+                self.element_spec = dataset.element_spec
+
+            def __iter__(self):
+                note()
+                return iter(self.dataset)
+
+        class Strategy(tf.distribute.OneDeviceStrategy):
+            data = None
+
+            def experimental_distribute_dataset(self, dataset, options=None):
+                call = note()
+                created.append(call.epochs.data_adapter)
+                self.data = Data(dataset)
+                return self.data
+
+            def scope(self):
+                note()
+                return super().scope()
+
         created = []
-        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-
-        class Data(keras.utils.PyDataset):
-            def __len__(self):
-                return 1
-
-            def __getitem__(self, i):
-                created.extend(
-                    call.epochs.data_adapter.py_dataset
-                    for call in stack.calls()
-                    if call.purpose == "create"
-                )
-                return X, X[:, :1]
-
+        strategy = Strategy("CPU:0")
         with strategy.scope():
             model = compiled()
-        data = Data()
-        model.fit(data, verbose=0)
-        self.assertIs(created[0], data)
+        dataset = tf.data.Dataset.from_tensors((X, X[:, :1]))
+        for method, stages in (
+            (model.fit, ("create", "probe", "run")),
+            (model.evaluate, ("create", "probe", "run")),
+            (model.predict, ("create", "run")),
+        ):
+            found.clear()
+            method(dataset, verbose=0)
+            name = method.__name__
+            self.assertEqual(
+                [each for each, _ in itertools.groupby(found)],
+                [(name, stage, stage != "create") for stage in stages],
+            )
+        found.clear()
+        model.train_on_batch(X, X[:, :1])
+        self.assertEqual(
+            [each for each, _ in itertools.groupby(found)],
+            [(None, "probe", False), (None, "run", False)],
+        )
+        created.clear()
+        model.fit(
+            dataset,
+            validation_data=dataset.repeat(2),
+            validation_steps=1,
+            verbose=0,
+        )
+        self.assertLen(set(map(id, created)), 2)
+        self.assertIsNone(fitting.keras_call())
 
     @holds("seed_generator", "GLOBAL_SEED_GENERATOR")
     def test_layers_without_a_seed_draw_from_one_generator(self):

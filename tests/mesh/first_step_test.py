@@ -64,8 +64,10 @@ class FirstStepTest(tf.test.TestCase, parameterized.TestCase):
                 mock.patch.multiple(
                     first_step,
                     _SECONDS=0.0,
-                    stack=mock.Mock(calls=lambda thread: iter([call])),
-                    fitting=mock.Mock(steps_begun=lambda epochs: steps),
+                    fitting=mock.Mock(
+                        keras_call=lambda thread: call,
+                        steps_begun=lambda epochs: steps,
+                    ),
                 ),
                 contextlib.redirect_stdout(text),
             ):

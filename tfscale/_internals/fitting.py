@@ -32,9 +32,11 @@ def running_fit(
 
     They are local variables of `fit`, which callbacks cannot reach otherwise.
     """
-    for call in calls():
-        is_fit = call.purpose == "fit" and call.model is model
-        if is_fit and isinstance(call.callbacks, keras.callbacks.CallbackList):
+    for call in _running_fits():
+        is_of_model = call.model is model
+        if is_of_model and isinstance(
+            call.callbacks, keras.callbacks.CallbackList
+        ):
             return call.epochs, call.callbacks
     raise RuntimeError(
         "The callback works in `fit` of its model. Received: `on_train_begin` "
@@ -42,34 +44,28 @@ def running_fit(
     )
 
 
-def probing_model() -> keras.Model | None:
-    """The model for which Keras draws a batch only to see its structure."""
-    models = (call.model for call in calls() if call.purpose == "probe")
-    return next(models, None)
+def is_running(epochs: EpochIterator, thread: int) -> bool:
+    """Whether the `fit` of some epochs runs in a thread.
 
-
-def epochs_in_creation() -> EpochIterator | None:
-    """Those that Keras creates now, of which a strategy sees a dataset only."""
-    created = (call.epochs for call in calls() if call.purpose == "create")
-    return next(created, None)
-
-
-def reader_of(distributed: Any) -> tuple[str, EpochIterator] | None:
-    """Why Keras iterates over a distributed dataset, if it does.
-
-    It is "fit", "evaluate", "predict", or "probe" at a batch; with the epochs.
+    Keras does not tell callbacks of exceptions.
     """
-    for call in calls():
-        is_read = call.purpose != "create" and call.epochs is not None
-        if is_read and call.epochs._distributed_dataset is distributed:
-            return call.purpose, call.epochs
-    return None
+    return any(call.epochs is epochs for call in _running_fits(thread))
 
 
-def keras_call() -> Call | None:
-    """The innermost `fit`, `evaluate` or `predict` of this thread."""
-    found = (c for c in calls() if c.purpose not in ("create", "probe"))
-    return next(found, None)
+def _running_fits(thread: int | None = None) -> list[Call]:
+    return [call for call in calls(thread) if call.purpose == "fit"]
+
+
+def keras_call(thread: int | None = None) -> Call | None:
+    """The innermost call of Keras in a thread, this one if not another."""
+    return next(iter(calls(thread)), None)
+
+
+def is_read_by(distributed: Any, call: Call | None) -> bool:
+    """Whether a call of Keras iterates over a distributed dataset."""
+    if call is None or call.stage == "create" or call.epochs is None:
+        return False
+    return call.epochs._distributed_dataset is distributed
 
 
 def callbacks_of(call: Call) -> list[Any]:
@@ -206,9 +202,13 @@ def probes_data(model: keras.Model, epochs: EpochIterator) -> bool:
     """
     method = model.__class__._maybe_symbolic_build
     is_overridden = method is not keras.Model._maybe_symbolic_build
-    is_probed = getattr(epochs._distributed_dataset, "is_probed", True)
     has_strategy = model._distribute_strategy is not None
-    return has_strategy and is_probed and not is_overridden
+    return has_strategy and is_probed(epochs) and not is_overridden
+
+
+def is_probed(epochs: EpochIterator) -> bool:
+    """Whether Keras may draw a batch of epochs, only to look at it."""
+    return getattr(epochs._distributed_dataset, "is_probed", True)
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:

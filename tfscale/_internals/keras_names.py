@@ -126,8 +126,6 @@ backend.tensorflow.trainer.TFEpochIterator.__init__
     _distributed_dataset: what a replica gets of a step
 trainers.data_adapters.generator_data_adapter
     GeneratorDataAdapter: a Python generator that a user gave to `fit`
-trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter.__init__
-    generator: what is kept of it, and then the rest
 trainers.data_adapters.py_dataset_adapter
     PyDatasetAdapter: a `PyDataset` that a user gave to `fit`
 trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter.__init__
@@ -141,8 +139,6 @@ trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter._finite_generator
 trainers.data_adapters.py_dataset_adapter.OrderedEnqueuer._run
     shuffle: draws an order beside `fit`
     indices: set for each run of finite data
-trainers.data_adapters.data_adapter_utils
-    NUM_BATCHES_FOR_TENSOR_SPEC: how many batches are kept of it
 trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter.__init__
     _dataset: the dataset that a user gave to `fit`
 trainers.data_adapters.array_data_adapter.ArrayDataAdapter.__init__

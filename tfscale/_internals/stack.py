@@ -21,15 +21,16 @@ from tfscale._internals.symbols import TFEpochIterator
 
 
 class Call(NamedTuple):
-    """A method of a Keras model that runs.
+    """A call of `fit`, `evaluate` or `predict`, or of a method for a batch.
 
-    `purpose` is "fit", "evaluate" or "predict"; "probe" if Keras draws a batch
-    to see what it is like; "create" where epochs are created, of no model.
-    `epochs` is None before they are created, and in `train_on_batch`.
-    `arguments` are those of `ARGUMENTS` that the method has.
+    `purpose` is the method's name, None for a batch. `stage` is "create" where
+    epochs are created, "probe" where Keras builds a model from a batch, and
+    else "run". `epochs` is None for a batch. `arguments` are those of
+    `ARGUMENTS` that the method has.
     """
 
-    purpose: str
+    purpose: str | None
+    stage: str
     model: Any
     epochs: Any
     callbacks: Any
@@ -44,15 +45,15 @@ ARGUMENTS = (
 
 
 @functools.cache
-def _purposes() -> dict[types.CodeType, tuple[str, str]]:
-    """By a method's code: its purpose, and its variable for the epochs."""
+def _methods() -> dict[types.CodeType, str]:
+    """Names of methods and stages, by their code."""
+    names = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
     found = {
-        TFEpochIterator.__init__.__code__: ("create", "self"),
-        keras.Model._maybe_symbolic_build.__code__: ("probe", "iterator"),
+        inspect.unwrap(getattr(keras.Model, name)).__code__: name
+        for name in names
     }
-    for name in ("fit", "evaluate", "predict"):
-        method = inspect.unwrap(getattr(keras.Model, name))
-        found[method.__code__] = (name, "epoch_iterator")
+    found[TFEpochIterator.__init__.__code__] = "create"
+    found[keras.Model._maybe_symbolic_build.__code__] = "probe"
     return found
 
 
@@ -63,22 +64,25 @@ def calls(thread: int | None = None) -> list[Call]:
     if thread not in (None, threading.get_ident()):
         frame = sys._current_frames().get(thread)
     found = []
+    stage, epochs = "run", None
     while frame is not None:
-        purpose, epochs = _purposes().get(frame.f_code, (None, ""))
-        if purpose is not None:
-            variables = frame.f_locals
-            model = None if purpose == "create" else variables["self"]
-            callbacks = variables.get("callbacks")
-            arguments = {
-                name: variables[name]
-                for name in ARGUMENTS
-                if purpose in ("fit", "evaluate", "predict")
-                and name in variables
-            }
+        name = _methods().get(frame.f_code)
+        variables = frame.f_locals if name else {}
+        if name in ("create", "probe"):
+            stage, epochs = name, variables["self"]
+        elif name is not None:
+            if stage != "create":  # `fit` creates those of validation too
+                epochs = variables.get("epoch_iterator")
             found.append(
                 Call(
-                    purpose, model, variables.get(epochs), callbacks, arguments
+                    None if name.endswith("_on_batch") else name,
+                    stage,
+                    variables["self"],
+                    epochs,
+                    variables.get("callbacks"),
+                    {n: variables[n] for n in ARGUMENTS if n in variables},
                 )
             )
+            stage, epochs = "run", None
         frame = frame.f_back
     return found

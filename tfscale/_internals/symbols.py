@@ -12,9 +12,6 @@ from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.trainers.data_adapters.data_adapter_utils import (
-    NUM_BATCHES_FOR_TENSOR_SPEC as NUM_BATCHES_KEPT,
-)
 from keras.src.trainers.data_adapters.generator_data_adapter import (
     GeneratorDataAdapter,
 )

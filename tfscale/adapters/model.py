@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from tfscale._internals import fitting
 from tfscale._internals import in_place
 from tfscale.adapters.layer import MeshLayer
 from tfscale.context import step_context
@@ -42,6 +43,20 @@ class MeshModel(MeshLayer):
 
 class StagedModel(keras.Model):
     """A pipeline, whose class is in a higher layer; its steps are its own."""
+
+
+class SpecBuiltModel(in_place.Mixin):
+    """A model of data of which Keras must not take a batch to look at.
+
+    A batch of a pipeline would begin an epoch. One of a generator would be
+    lost, and one of a `PyDataset` would start its workers.
+    """
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """See `keras.Model`; by the specs of a batch, if they do."""
+        if iterator is not None and not fitting.is_probed(iterator):
+            data_batch, iterator = fitting.element_spec_of(iterator), None
+        super()._maybe_symbolic_build(iterator, data_batch)
 
 
 class AccumulatedModel(MeshModel):
@@ -91,6 +106,11 @@ def _check_writes(model, filepath):
 def adapt_model(model: keras.Model, **attributes: Any) -> None:
     """Has a model compute and save on a mesh."""
     in_place.put(model, MeshModel, **attributes)
+
+
+def adapt_spec_built_model(model: keras.Model) -> None:
+    """Has a model be built without a batch, for data that says so."""
+    in_place.put(model, SpecBuiltModel)
 
 
 def adapt_accumulated_model(model: keras.Model) -> None:

@@ -3,63 +3,21 @@
 Each name is listed in `keras_names`, with why.
 """
 
-import itertools
-import weakref
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfscale._internals import in_place
 from tfscale._internals import releases
-from tfscale._internals.fitting import go_on_with
-from tfscale._internals.fitting import probing_model
-from tfscale._internals.instances import view
-from tfscale._internals.symbols import NUM_BATCHES_KEPT
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PyDatasetAdapter
 
 
-def first_batches_from_python(epochs: EpochIterator) -> tf.data.Dataset | None:
-    """Batches like those of a generator or a `PyDataset` in `fit`.
-
-    The workers of a `PyDataset` then start with the first epoch only. Batches
-    of a generator are those that Keras has kept, batches of a `PyDataset` are
-    read by index; None if the data is neither.
-    """
-    adapter: Any = epochs.data_adapter
-    if isinstance(adapter, GeneratorDataAdapter | PyDatasetAdapter):
-        in_place.put(adapter, _AtRest, epochs=weakref.ref(epochs))
-    if isinstance(adapter, GeneratorDataAdapter):
-        kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
-        return GeneratorDataAdapter(kept).get_tf_dataset()
-    if isinstance(adapter, PyDatasetAdapter):
-        beside = view(
-            adapter,
-            enqueuer=property(lambda self: None),
-            shuffle=property(lambda self: False),
-        )
-        return beside.get_tf_dataset().take(1)
-    return None
-
-
-class _AtRest(in_place.Mixin):
-    """Members of the adapter of data from Python: a probe is no epoch.
-
-    Keras would keep batches that workers prepared for it: the first epoch had
-    up to eleven batches twice, and missed as many. Before a later validation
-    with a number of steps it would go on with the iterator of the earlier one,
-    whose workers have stopped.
-    """
-
-    epochs: weakref.ref[EpochIterator]
-
-    def on_epoch_begin(self):
-        if probing_model() is None:
-            super().on_epoch_begin()
-        else:
-            go_on_with(self.epochs(), None, 0)
+def is_of_python(epochs: EpochIterator) -> bool:
+    """Whether a generator or a `PyDataset` makes the batches."""
+    kinds = GeneratorDataAdapter | PyDatasetAdapter
+    return isinstance(epochs.data_adapter, kinds)
 
 
 class _Ordered(in_place.Mixin):

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from tfscale._internals import fitting
-from tfscale._internals import stack
 
 # What callbacks get: metrics by name, or None.
 Logs = dict[str, Any] | None
@@ -45,10 +44,7 @@ class Fit:
     def is_running(self) -> bool:
         """Whether `fit` runs; Keras does not tell callbacks of exceptions."""
         epochs = self.epochs
-        return epochs is not None and any(
-            call.purpose == "fit" and call.epochs is epochs
-            for call in stack.calls(self._thread)
-        )
+        return epochs is not None and fitting.is_running(epochs, self._thread)
 
 
 class FitScopedFunction:

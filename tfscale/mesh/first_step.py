@@ -12,7 +12,6 @@ from typing import Any
 import keras
 
 from tfscale._internals import fitting
-from tfscale._internals import stack
 
 _SECONDS = 10.0
 # The epochs of calls of `fit` that have a thread.
@@ -49,7 +48,7 @@ def tell_if_long(model: keras.Model, mesh: Any) -> None:
 
 def _tell(line, thread, epochs_of, begun):
     time.sleep(_SECONDS)
-    running = next(iter(stack.calls(thread)), None)
+    running = fitting.keras_call(thread)
     epochs = epochs_of()
     if running is None or epochs is None or running.epochs is not epochs:
         return  # it has ended, or validates

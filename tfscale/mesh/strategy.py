@@ -209,8 +209,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ValueError: When it is left, if something met in it that was made
                 in it and something that was not.
         """
-        model = fitting.probing_model()
-        if model is not None:
+        call, model = fitting.keras_call(), None
+        if call is not None and call.stage == "probe":
+            model = call.model
             without_call.build(model)
             if self._is_compiled_in_clusters(model):
                 adapt_compiled_model(model)

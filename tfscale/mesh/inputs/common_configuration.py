@@ -20,6 +20,7 @@ import numpy as np
 from tfscale._internals import attributes
 from tfscale._internals import fitting
 from tfscale._internals import instances
+from tfscale._internals.stack import Call
 from tfscale.adapters.epochs import run_within
 from tfscale.collectives.workers import Workers
 
@@ -37,26 +38,22 @@ _TRAINING = (
 _compared: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def check(epochs: Any, workers: Workers, *, begins: bool) -> None:
+def check(call: Call, workers: Workers) -> None:
     """Raises a ValueError if workers differ in what they are about to run.
 
     From then on an error in a step names the worker that is lost.
 
     Args:
-        epochs: The `EpochIterator` of a call of `fit`, `evaluate` or `predict`.
+        call: The call of `fit`, `evaluate` or `predict`; before an epoch begins
+            it is compared only if that has not been done.
         workers: The workers.
-        begins: Whether an epoch begins; else the call is prepared, and compared
-            if that has not been done.
     """
-    call = fitting.keras_call()
-    if call is None:
-        return
-    if epochs not in _compared:
-        _compared.add(epochs)
+    if call.epochs not in _compared:
+        _compared.add(call.epochs)
         facts = dict(_facts_of(call))
         workers.coordination.check_same(f"call of `{call.purpose}`", facts)
-        run_within(epochs, workers.naming_lost)
-    if begins:
+        run_within(call.epochs, workers.naming_lost)
+    if call.stage == "run":
         workers.coordination.check_same(f"epoch of `{call.purpose}`", "begins")
 
 

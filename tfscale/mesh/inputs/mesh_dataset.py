@@ -26,10 +26,12 @@ from tfscale.mesh.inputs import common_configuration
 class MeshIterator(datasets.SharedIterator):
     """Takes the batches of a step."""
 
-    def __init__(self, iterator, is_ordinary, purpose):
+    def __init__(self, iterator, is_ordinary, call=None):
         super().__init__(iterator, is_ordinary)
-        self._is_probe = purpose == "probe"
-        self._must_have_batch = purpose in ("probe", "predict")
+        self._is_probe = call is not None and call.stage == "probe"
+        self._must_have_batch = self._is_probe or (
+            call is not None and call.purpose == "predict"
+        )
 
     def __next__(self):
         try:
@@ -65,15 +67,11 @@ class _MeshData:
     """The members in which both classes differ from TensorFlow's.
 
     Attributes:
-        probe_batches: A distributed dataset of batches for Keras' probe, or
-            None; the probe then takes none of the user's batches.
-        is_probed: Whether Keras' probe reads a batch, and not only specs. One
-            of a pipeline of `tfscale.data` would begin an epoch.
+        is_probed: Whether Keras' probe may read a batch, and not only specs.
         has_ordinary_iterator: Whether it was made with `ORDINARY_ITERATOR`.
         workers: The `Workers` that take its batches together, or None.
     """
 
-    probe_batches = None
     is_probed = True
     has_ordinary_iterator = False
     workers: Any = None
@@ -82,21 +80,15 @@ class _MeshData:
         is_ordinary = self.has_ordinary_iterator
         if not tf.executing_eagerly():
             return datasets.SharedIterator(super().__iter__(), is_ordinary)
-        purpose, epochs = fitting.reader_of(self) or (None, None)
-        if self.workers is not None and epochs is not None:
-            common_configuration.check(
-                epochs, self.workers, begins=purpose != "probe"
-            )
-        data = super()
-        if purpose == "probe" and self.probe_batches is not None:
-            data = super(_MeshData, self.probe_batches)
-        elif purpose == "probe" and not self.is_probed:
-            return iter([fitting.element_spec_of(epochs)])
-        return MeshIterator(
-            data.__iter__(),
-            is_ordinary,
-            purpose=purpose,
-        )
+        call = fitting.keras_call()
+        if not fitting.is_read_by(self, call):
+            return MeshIterator(super().__iter__(), is_ordinary)
+        if self.workers is not None:
+            common_configuration.check(call, self.workers)
+        if call.stage == "probe" and not self.is_probed:
+            # Of a distributed dataset that a user has made.
+            return iter([fitting.element_spec_of(call.epochs)])
+        return MeshIterator(super().__iter__(), is_ordinary, call)
 
 
 class MeshDataset(_MeshData, symbols.DistributedDataset):

@@ -6,6 +6,7 @@ from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
 from tfscale.adapters import py_dataset
+from tfscale.adapters.model import adapt_spec_built_model
 from tfscale.collectives.workers import Workers
 from tfscale.graphs import dataset_graph
 from tfscale.mesh.inputs import common_configuration
@@ -53,18 +54,17 @@ class MeshInputs:
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
     ) -> MeshDataset:
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
-        epochs = fitting.epochs_in_creation()
-        if epochs is None:
+        call = fitting.keras_call()
+        if call is None or call.stage != "create":
             return self._of_dataset(dataset, options)
         if self._workers is not None:
-            common_configuration.check(epochs, self._workers, begins=False)
-        batches = py_dataset.first_batches_from_python(epochs)
-        if batches is None:
-            return self._of_dataset(dataset, options)
-        # What Keras reads of Python is read when Keras reads it.
-        kind = MeshDatasetOfPython
+            common_configuration.check(call, self._workers)
+        kind = MeshDataset
+        if py_dataset.is_of_python(call.epochs):
+            kind = MeshDatasetOfPython
         distributed = self._of_dataset(dataset, options, kind)
-        distributed.probe_batches = self._of_dataset(batches, options, kind)
+        if not distributed.is_probed:
+            adapt_spec_built_model(call.model)
         return distributed
 
     def _of_dataset(self, dataset, options, kind=MeshDataset):
@@ -97,7 +97,9 @@ class MeshInputs:
             distributed.workers = self._workers
             distributed.given_dataset = dataset
             distributed.has_ordinary_iterator = is_ordinary
-            distributed.is_probed = not common_order.of_pipelines(dataset)
+            distributed.is_probed = (
+                kind is MeshDataset and not common_order.of_pipelines(dataset)
+            )
             return distributed
 
         distributed = distribute(source)
