@@ -226,6 +226,16 @@ class LoopByHandTest(parameterized.TestCase):
         count.assign_add(2)
         self.assertEqual(int(count), 5)
 
+    @parameterized.parameters({"data": 2}, {"data": 2, "model": 2})
+    def test_a_sum_begins_with_its_initial_value(self, **axes):
+        # Each replica had it: the sum of two was 14.
+        with strategy(**axes).scope():
+            metric = keras.metrics.Metric()
+            total = metric.add_variable((), keras.initializers.Constant(7))
+        self.assertEqual(float(total), 7.0)
+        total.assign_add(2)
+        self.assertEqual(float(total), 9.0)
+
     def test_variables_of_one_row_of_stages_are_made_on_the_host(self):
         mesh = tfscale.MeshStrategy(
             tfscale.device_mesh(

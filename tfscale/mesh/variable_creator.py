@@ -111,6 +111,15 @@ class VariableCreator:
                     values = shards(initial, sharding)
             kwargs["initial_value"] = initial
 
+        # As `MeshAccumulator.assign` divides a sum over its components.
+        is_sum = (
+            kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+            and kwargs.get("aggregation") == tf.VariableAggregation.SUM
+        )
+        num_whole = strategy.extended.num_model_ranks
+        if workers is not None and workers.index:
+            num_whole = 0
+
         def create_components(**kwargs):
             components = []
             for index, device in enumerate(devices):
@@ -120,6 +129,9 @@ class VariableCreator:
                         f"{components[0].name.split(':')[0]}/replica_{index}/"
                     )
                     kwargs["initial_value"] = components[0].read_value
+                if is_sum and index >= num_whole:
+                    whole = kwargs["initial_value"]
+                    kwargs["initial_value"] = _zeros_like(whole)
                 if values:
                     kwargs["initial_value"] = values[index]
                 with tf.init_scope(), tf.device(device):
@@ -228,6 +240,13 @@ def _callers_and_path(name, initial_value, **_):
         around = _layers_around(late, callers[-1], set()) or []
         return [*callers, *around], late.path
     return callers, f"{symbols.current_path()}/{name}"
+
+
+def _zeros_like(initial):
+    """An initial value of zeros, a tensor or a function, like another."""
+    if callable(initial):
+        return lambda: tf.zeros_like(initial())
+    return tf.zeros_like(initial)
 
 
 def _late_variable(initial_value, **_):

@@ -275,8 +275,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
     def _outermost(self, function, drawing=lambda function: function):
         if getattr(function, "is_outermost", False):
             return function
-        # Without Grappler TensorFlow makes clusters of operations of several
-        # devices, which are an error.
+        # To leave Grappler out as well gained nothing.
         options = xla_clusters.clusters if self._has_clusters else no_grappler
         return outermost(
             drawing(function),
