@@ -1,14 +1,15 @@
 """The peak of a device's memory in a training step: one model for all.
 
 The planner, the summaries of stages and shards, and the limits of stages add up
-here what they know of layers. Bytes may be numbers, or arrays over devices.
+here what they know of layers.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
-import numpy as np
+Number = TypeVar("Number", int, float)
 
 # Tensors of a weight's size in its update: the sum of gradients, two results.
 _IN_UPDATE = 3
@@ -25,7 +26,9 @@ def update_bytes(weight: float, num_shards: int = 1, gathers: bool = False):
     return weight * (_IN_UPDATE / num_shards + (gathers and num_shards > 1))
 
 
-def held_bytes(kept: Any, inputs: Any, recompute: bool) -> tuple[Any, Any]:
+def held_bytes(
+    kept: Number, inputs: Number, recompute: bool
+) -> tuple[Number, Number]:
     """Bytes that a stage holds of a microbatch, and that it computes again.
 
     Args:
@@ -33,11 +36,11 @@ def held_bytes(kept: Any, inputs: Any, recompute: bool) -> tuple[Any, Any]:
         inputs: Bytes of the stage's input.
         recompute: Whether the stage holds its input only.
     """
-    held = np.minimum(kept, inputs) if recompute else kept
+    held = min(kept, inputs) if recompute else kept
     return held, kept - held
 
 
-def microbatch_peak(held: Any, working: Any, update: Any) -> Any:
+def microbatch_peak(held: float, working: float, update: float) -> float:
     """Bytes besides weights, slots and sums of gradients of a device.
 
     Args:
@@ -45,7 +48,7 @@ def microbatch_peak(held: Any, working: Any, update: Any) -> Any:
         working: The most that the backward of a layer needs besides.
         update: The most of `update_bytes`. All backwards have run by then.
     """
-    return np.maximum(held + working, update)
+    return max(held + working, update)
 
 
 class Moment(NamedTuple):
@@ -85,14 +88,12 @@ def whole_step_peak(
     """
     waiting = 1 - 1 / num_replicas
     # Gradients of later layers are there when a backward runs.
-    later = np.append(np.cumsum(gradients[::-1])[::-1], 0)
-    updated = np.append(np.maximum.accumulate(updates[::-1])[::-1], 0)
-    moments = np.stack(
-        [
-            np.append(0, np.cumsum(kept)),
-            waiting * later,
-            np.append(0, working) + updated,
-        ]
+    later = [0.0, *itertools.accumulate(reversed(gradients))][::-1]
+    updated = [0.0, *itertools.accumulate(reversed(updates), max)][::-1]
+    moments = zip(
+        itertools.accumulate(kept, initial=0.0),
+        (waiting * each for each in later),
+        (own + update for own, update in zip([0.0, *working], updated)),
+        strict=True,
     )
-    fullest = int(np.argmax(moments.sum(axis=0)))
-    return Moment(*map(float, moments[:, fullest]))
+    return Moment(*map(float, max(moments, key=sum)))

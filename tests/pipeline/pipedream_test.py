@@ -344,7 +344,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
         with strategy.scope():
             model = tfscale.PipelineModel(
-                build(), 1, "pipedream", memory_limit=13_000
+                build(), 1, "pipedream", memory_limit=15_000
             )
             model.compile(momentum(), "mse", steps_per_execution=1)
             with self.assertRaisesRegex(ValueError, "of them older weights"):

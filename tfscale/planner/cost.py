@@ -21,6 +21,10 @@ from tfscale.planner.schedule_cost import schedule_cost
 # Bytes of a trainable weight: its value, its gradient, the two slots of Adam.
 _WEIGHT, _GRADIENT, _SLOTS = 4, 4, 8
 
+# Of all devices at once.
+_held_bytes = np.vectorize(step_memory.held_bytes, otypes=[float, float])
+_microbatch_peak = np.vectorize(step_memory.microbatch_peak, otypes=[float])
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -263,7 +267,7 @@ class Predictor:
             kinds |= {k: np.array([v]) for k, v in moment._asdict().items()}
         else:
             kept = stages.kept - stages.undivided * (1 - 1 / ranks)
-            held, again = step_memory.held_bytes(
+            held, again = _held_bytes(
                 rows * kept + stages.kept_once,
                 rows * stages.cut_bytes / ranks,
                 s.recompute,
@@ -277,7 +281,7 @@ class Predictor:
                 )
                 for each in (working, updates)
             )
-            peak = step_memory.microbatch_peak(held, working, updates)
+            peak = _microbatch_peak(held, working, updates)
             kinds["gradients"] = _GRADIENT * trainable
             kinds["activations"] = np.where(peak > updates, held, 0)
             kinds["working"] = peak - kinds["activations"]

@@ -86,8 +86,9 @@ class _MeshData:
         if self.workers is not None:
             common_configuration.check(call, self.workers)
         if call.stage == "probe" and not self.is_probed:
-            # Of a distributed dataset that a user has made.
-            return iter([fitting.element_spec_of(call.epochs)])
+            # Of a distributed dataset that a user has made. Epochs refer
+            # weakly to their iterator, which a list's does not allow.
+            return (fitting.element_spec_of(epochs) for epochs in [call.epochs])
         return MeshIterator(super().__iter__(), is_ordinary, call)
 
 
