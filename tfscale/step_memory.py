@@ -93,7 +93,7 @@ def whole_step_peak(
     moments = zip(
         itertools.accumulate(kept, initial=0.0),
         (waiting * each for each in later),
-        (own + update for own, update in zip([0.0, *working], updated)),
+        (each + update for each, update in zip([0.0, *working], updated)),
         strict=True,
     )
     return Moment(*map(float, max(moments, key=sum)))
