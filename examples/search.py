@@ -126,7 +126,12 @@ def make_tuner(storage, num_devices):
             reuse_actors=False,
         ),
         run_config=tune.RunConfig(
-            name=NAME.value, storage_path=storage, verbose=1
+            name=NAME.value,
+            storage_path=storage,
+            # A trial that is killed continues at its last epoch; so does one
+            # whose process of before still ends.
+            failure_config=tune.FailureConfig(max_failures=3),
+            verbose=1,
         ),
     )
 

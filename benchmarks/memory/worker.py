@@ -180,11 +180,11 @@ def make_batch(config):
 
 
 def layout_map(config, mesh):
-    """Every second layer divided by its outputs, the others by their inputs."""
+    """A transformer's own; else layers by their outputs and inputs in turn."""
     if config["model"] == 1:
         return None
-    if config["gpt"]:
-        return tfscale.auto_layout_map(lambda: _gpt(config), mesh)
+    if config["gpt"] or config["backbone"]:
+        return tfscale.auto_layout_map(lambda: build_model(config), mesh)
     return {
         ".*dense_\\d*[02468]/kernel": (None, "model"),
         ".*dense_\\d*[02468]/bias": ("model",),

@@ -106,11 +106,11 @@ def compiled_losses(
         compile_loss,
         # That of Keras, which one on a mesh calls this from.
         call=compile_loss.__class__.call,
+        # Keras' trackers of single losses must not see the zeros.
+        metrics=[None] * len(recording),
         **attributes.with_flat_losses(recording),
     )
-    # Keras' trackers of single losses must not see the zeros.
-    with keras.StatelessScope():
-        recording_loss(y, y_pred, sample_weight)
+    recording_loss(y, y_pred, sample_weight)
     if not any(map(keras.tree.is_nested, (y, y_pred))):
         # Of several losses of one output Keras takes the first.
         found = found[:1]

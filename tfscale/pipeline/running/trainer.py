@@ -161,8 +161,8 @@ class PipelineTrainer(WrappedModel, StagedModel):
 
     def predict_on_batch(self, x: Any) -> Any:
         """See `keras.Model`, which would give all of it to every replica."""
-        rows = len(keras.tree.flatten(x)[0])
-        return self.predict(x, batch_size=rows, verbose=0)
+        first = next(each for each in keras.tree.flatten(x) if each is not None)
+        return self.predict(x, batch_size=len(first), verbose=0)
 
     def compute_loss(
         self,
