@@ -1,5 +1,6 @@
 """What rules of sharded layers rely on in layers of Keras and keras_hub."""
 
+import contextlib
 import importlib
 
 import keras
@@ -10,7 +11,10 @@ from tests._internals import check_test
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
 from tfscale._internals import layers
+from tfscale._internals import releases
 
+# Names that Keras 3.15 has not.
+_NEW = () if releases.IS_3_15 else ("_quantization_type_owner",)
 _METHODS = ("_compute_attention_mask", "_compute_attention", "_masked_softmax")
 
 
@@ -47,6 +51,24 @@ class WeightsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(tuple(scale.shape), (2, 3, 1))
         dense = keras.layers.Dense(1)
         self.assertEqual(layers.like_output(dense, 7), 7)
+
+    @holds("layer.Layer", *_NEW)
+    def test_layers_of_keras_are_quantized_and_subclasses_are_not(self):
+        class Subclass(keras.layers.Dense):
+            pass
+
+        for layer, is_quantized in (
+            (keras.layers.Dense(1), True),
+            (Subclass(1), False),
+        ):
+            layer.build((None, 2))
+            self.assertEqual(
+                releases.is_quantized_as_it_is(layer), is_quantized
+            )
+            with contextlib.ExitStack() as stack:
+                if not is_quantized:
+                    stack.enter_context(self.assertRaises(NotImplementedError))
+                layer.quantize("int8")
 
     def test_a_convolution_is_one_method_of_its_class(self):
         calls = []

@@ -19,7 +19,10 @@ from absl.testing import absltest
 
 import tfscale
 from tests import source_files
+from tfscale._internals import releases
 
+# Keras 3.15 draws a batch in the function, later releases before it.
+_NEW = () if releases.IS_3_15 else ("adapters/function.py",)
 _PACKAGE = os.path.join(source_files.REPOSITORY, "tfscale", "")
 
 
@@ -54,7 +57,7 @@ def way():
 
     with mock.patch.object(tf.Graph, "_create_op_internal", make_and_note):
         model.fit(x, x, batch_size=8, verbose=0)
-    return list(found)
+    return [path for path in found if path not in _NEW]
 
 
 class WayTest(absltest.TestCase):
