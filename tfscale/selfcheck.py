@@ -330,11 +330,11 @@ def report(
     data: str | None = None,
     limit: float | None = None,
 ) -> dict[str, Any]:
-    """All that is found out, as JSON has it.
+    """The results of all checks, as a dict that can be written as JSON.
 
     Args:
         model: See `found_in`; the user's, if there is one.
-        data: Likewise.
+        data: See `found_in`; the batches of that model.
         limit: After so many seconds no check begins.
     """
     begin = time.perf_counter()

@@ -7,13 +7,18 @@ from tfscale.planner.device import DEVICES
 from tfscale.throughput.hindrances import hindrance
 
 
-def _model(data, weights):
+def _model(data, weights, zero_stage=0):
     """A model as far as predictions read it."""
     mesh = types.SimpleNamespace(
         axis_names=["data", "pipeline", "model"], shape=(data, 1, 1)
     )
     return types.SimpleNamespace(
-        distribute_strategy=types.SimpleNamespace(mesh=mesh),
+        distribute_strategy=types.SimpleNamespace(
+            mesh=mesh,
+            extended=types.SimpleNamespace(
+                config=types.SimpleNamespace(zero_stage=zero_stage)
+            ),
+        ),
         trainable_variables=[np.zeros(weights, "int8")],
     )
 
@@ -37,6 +42,11 @@ class HindrancesTest(absltest.TestCase):
             hindrance(model, 0.2, 20 * expected, device).cause, "input"
         )
         self.assertIsNone(hindrance(model, None, 20 * expected, device))
+        # Weights are gathered in the forward and in the backward.
+        fully_sharded = _model(8, 10**6, zero_stage=3)
+        more = hindrance(fully_sharded, 0.2, 2 * expected, device).share
+        sending = 1.5 * (expected - device.latency) + device.latency
+        self.assertAlmostEqual(more, sending / (2 * expected))
         self.assertIsNone(hindrance(_model(1, 10**6), None, 1e-9, device))
 
 

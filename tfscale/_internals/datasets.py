@@ -46,8 +46,8 @@ def functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
 class NoTensor(NamedTuple):
     """None in a batch of replicas, as a structure without tensors.
 
-    TensorFlow's iterators for replicas do not take None, of which they would
-    need a value for replicas without a batch. Keras makes an empty `Optional`
+    TensorFlow's iterators for replicas refuse None: they need a dummy value for
+    each replica without a batch. Keras makes an empty `Optional`
     of a None from Python, and None of that where it passes a batch to a step:
     not so in a batch of replicas.
     """

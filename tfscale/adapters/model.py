@@ -46,7 +46,7 @@ class StagedModel(keras.Model):
 
 
 class SpecBuiltModel(in_place.Mixin):
-    """A model of data of which Keras must not take a batch to look at.
+    """A model that is built from specs, where Keras may draw no batch for it.
 
     A batch of a pipeline would begin an epoch. One of a generator would be
     lost, and one of a `PyDataset` would start its workers.

@@ -71,6 +71,7 @@ def _of_replicas(model, seconds, device) -> Iterator[Hindrance]:
         data=shape.get("data", 1),
         pipeline=shape.get("pipeline", 1),
         model=shape.get("model", 1),
+        zero_stage=strategy.extended.config.zero_stage,
     )
     weights = sum(math.prod(v.shape) for v in model.trainable_variables)
     ranks = settings.pipeline * settings.model

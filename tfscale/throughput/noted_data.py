@@ -18,9 +18,9 @@ class NotedData:
     """The data of a `fit` that begins.
 
     Keras' dataset is replaced by one with the same batches just before its next
-    iterator is created. Datasets of parameter servers, those that a function
-    makes for replicas, and those of which each worker reads its own, are left
-    as they are: their batches are known if they have one size.
+    iterator is created. Datasets are left as they are if parameter servers read
+    them, if a function makes them for replicas, or if each worker has its own:
+    their batches are known if they have one size.
 
     Attributes:
         element_spec: What a replica gets in a step, as `tf.TypeSpec`s.
