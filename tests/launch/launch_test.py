@@ -269,7 +269,9 @@ class FlagsTest(parameterized.TestCase):
     @parameterized.parameters(
         dict(min_workers=2),
         dict(min_workers=3, max_workers=2),
-        dict(min_workers=1, max_workers=2, num_workers=2),
+        dict(min_workers=1, max_workers=2, num_workers=3),
+        dict(min_workers=2, max_workers=3, num_workers=1),
+        dict(min_workers=1, max_workers=2, num_ps=1),
         dict(min_workers=3, hosts=["a:1", "b:1"]),
     )
     def test_fewest_and_most_workers_go_together(self, **values):
@@ -369,7 +371,7 @@ class DevicesTest(parameterized.TestCase):
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
             command.main(["launch", "program.py"])
             make_tasks = launcher.call_args.args[1]
-            [task] = make_tasks([])
+            [task] = make_tasks([0], None)
         self.assertEqual(task.environ["CUDA_VISIBLE_DEVICES"], expected)
 
 
@@ -382,12 +384,25 @@ class LauncherTest(_LaunchTest, parameterized.TestCase):
 
         attempts = itertools.count()
 
-        def make_tasks(lost):
+        def make_tasks(local_ranks, group):
             attempt = next(attempts)
+            places = {job: range(count) for job, count in jobs.items()}
+            if options.get("min_workers"):
+                places["worker"] = local_ranks
+            elastic = group.to_environ() if group else {}
             return [
-                Task(job, index, self.environ(job, index, attempt), place)
-                for job, count in jobs.items()
-                for index, place in enumerate(set(range(count)) - set(lost))
+                Task(
+                    job,
+                    index,
+                    {
+                        **self.environ(job, index, attempt),
+                        **elastic,
+                        "PLACES": str(places[job]),
+                    },
+                    place,
+                )
+                for job in jobs
+                for index, place in enumerate(places[job])
             ]
 
         output = io.StringIO()
@@ -395,7 +410,13 @@ class LauncherTest(_LaunchTest, parameterized.TestCase):
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(output),
         ):
-            launcher = Launcher(command, make_tasks, grace=1.0, **options)
+            launcher = Launcher(
+                command,
+                make_tasks,
+                grace=1.0,
+                num_workers=jobs.get("worker", 1),
+                **options,
+            )
             code = launcher.run()
         self.assert_all_ended(output.getvalue())
         return code, output.getvalue()
@@ -477,7 +498,7 @@ time.sleep(60)
         ):
             launcher = Launcher(
                 [sys.executable, missing],
-                lambda lost: [
+                lambda local_ranks, group: [
                     Task("worker", i, dict(os.environ)) for i in range(2)
                 ],
                 grace=1.0,
@@ -530,6 +551,47 @@ time.sleep(60)
         self.assertLen([n for n in counts if n], 4)
         self.assertNotIn("[worker 2] attempt 2", output)
 
+    def test_workers_ask_for_another_number_and_the_lost_come_back(self):
+        code, output = self.launch(
+            """
+attempt = int(os.environ["ATTEMPT"])
+group = os.environ["TFSCALE_ELASTIC_WORKERS"]
+print("attempt", attempt, group, os.environ["PLACES"], flush=True)
+if attempt == 0:  # two are asked for one after the other, within the grace
+    time.sleep(0.3 * index)
+    print("saved", flush=True)
+    sys.exit(192 + 4)
+if attempt == 1:
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+if attempt == 2:
+    sys.exit(192 + 4)
+if attempt == 3:
+    sys.exit(192 + 1)
+# Neither its own number nor one outside of the range is a wish.
+sys.exit(192 + (1 if index == 0 else 5))
+""",
+            {"worker": 2},
+            min_workers=1,
+            max_workers=4,
+            first_pause=0.05,
+        )
+        self.assertEqual(code, 192 + 1)
+        self.assertEqual(output.count("] saved"), 2)
+        found = re.findall(r"\[worker 0\] attempt (.*)", output)
+        self.assertEqual(
+            found,
+            [
+                "0 1,4,2,2 [0, 1]",
+                "1 1,4,4,4 [0, 1, 2, 3]",
+                "2 1,4,3,4 [0, 2, 3]",
+                "3 1,4,4,4 [0, 1, 2, 3]",
+                "4 1,4,1,1 [0]",
+            ],
+        )
+        self.assertEqual(output.count("as the first"), 2)
+
     def test_restarts_come_to_an_end(self):
         code, output = self.launch(
             "print('x' * 10**6, 'the end'); sys.exit(5)",
@@ -545,7 +607,7 @@ time.sleep(60)
 
     def test_thousands_of_restarts_have_a_pause(self):
         # After 1024 the launcher ended by an OverflowError.
-        launcher = Launcher([], lambda _: [], max_restarts=10**6)
+        launcher = Launcher([], lambda *_: [], max_restarts=10**6)
         launcher._num_restarts = 1024
         with contextlib.redirect_stderr(io.StringIO()):
             self.assertEqual(launcher._next_pause(), 60.0)

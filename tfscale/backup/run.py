@@ -84,6 +84,7 @@ class Run:
         self._step = 0
         self._num_steps = 0
         self._logs_so_far: dict[str, float] | None = None
+        self._asked_code: int | None = None
         self._identity = identity.identity(
             self.model, self._epochs, self._saved_callbacks, self._data
         )
@@ -198,6 +199,10 @@ class Run:
         self._report.end()
         return self._report.text()
 
+    def stop_before_next_step(self, exit_code: int) -> None:
+        """Saves and ends the process then; to be called in all workers."""
+        self._asked_code = exit_code
+
     def stop_late(self) -> None:
         """Ends the process if a signal came after the last step."""
         self.signals.restore()
@@ -259,27 +264,30 @@ class Run:
             self._restore_created()
         self._report.step_is_over(is_last=step == 0)
         self._writer.check()
+        if self._asked_code is not None:  # in all workers
+            self._stop(step, "A callback asks for it", self._asked_code)
         is_due = self.schedule.is_due(is_first=step == 0)
         is_asked = self.signals.received is not None
         is_stopped, is_agreed = self.workers.agree(is_asked, is_due)
         if is_stopped:
-            self._stop(step)
+            self._stop(step, self._signal_name(), self.exit_code)
         if self.schedule.is_timed:
             is_due = is_agreed
         if is_due:
             self._save(step)
         self._report.step_begins()
 
-    def _stop(self, step):
-        self._save(step)
+    def _stop(self, step, why, exit_code):
+        if self._num_steps:
+            self._save(step)
         self._writer.wait()
         logging.warning(
             "%s: the run is saved after %d steps, and ends.",
-            self._signal_name(),
+            why,
             self._num_steps,
         )
         self.signals.received = None  # if the program goes on all the same
-        sys.exit(self.exit_code)
+        sys.exit(exit_code)
 
     def _signal_name(self):
         number = self.signals.received

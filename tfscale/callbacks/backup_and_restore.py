@@ -190,6 +190,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._folder.end_fit()
         self._leave()
 
+    def stop_before_next_step(self, exit_code: int) -> None:
+        """Has the run saved, and the process end, before the next step.
+
+        It is for other callbacks of the `fit` that runs, and all workers must
+        call it at the same step. Nothing is done if no step follows.
+
+        Args:
+            exit_code: The exit code of the process.
+        """
+        self._run.stop_before_next_step(exit_code)
+
     def _is_over(self):
         return not self._fit.is_running
 

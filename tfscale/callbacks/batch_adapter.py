@@ -10,6 +10,9 @@ from tfscale._internals import fitting
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.fit.fit import Fit
 
+# By which the learning rate follows the batch size.
+RULES = ("adascale", "sqrt")
+
 
 class BatchAdapter:
     """Adapts to a noise scale, by arguments of `GradientNoiseScale`."""
@@ -24,7 +27,7 @@ class BatchAdapter:
                 "`batch_sizes` must be the smallest and the largest global "
                 f"batch size. Received: batch_sizes={batch_sizes!r}."
             )
-        if learning_rate not in (None, "adascale", "sqrt"):
+        if learning_rate not in (None, *RULES):
             raise ValueError(
                 '`learning_rate` must be "adascale", "sqrt" or None. '
                 f"Received: learning_rate={learning_rate!r}."
@@ -52,7 +55,7 @@ class BatchAdapter:
         if self._range is None:
             return
         if self._rule is not None:
-            _check_learning_rate(model.optimizer)
+            check_learning_rate(model.optimizer)
         plan = self._plan()
         start = self.batch_size()
         smallest, largest = self._range
@@ -95,16 +98,12 @@ class BatchAdapter:
             target = math.log(max(variance / square, 1.0))
             size = min(self._sizes, key=lambda s: abs(math.log(s) - target))
         self._set_batch_size(size)
-        factor = 1.0
-        if self._rule == "sqrt":
-            factor = math.sqrt(size / self._start)
-        elif self._rule == "adascale" and (variance or square):
-            factor = variance / self._start + square
-            factor /= variance / size + square
         optimizer = model.optimizer
         if self._rule is not None:
-            rate = _rate_of(optimizer)
-            optimizer.learning_rate = rate * factor / self._factor
+            factor = factor_of_learning_rate(
+                self._rule, self._start, size, square, variance
+            )
+            scale_learning_rate(optimizer, factor / self._factor)
             self._factor = factor
 
     def end(self) -> None:
@@ -156,11 +155,35 @@ class BatchAdapter:
         return source.recipe.plan
 
 
+def factor_of_learning_rate(
+    rule: str, start: int, size: int, square: float, variance: float
+) -> float:
+    """The ratio of the learning rates for batches of `size` and `start` rows.
+
+    `rule` is "linear", "sqrt" or "adascale"; for the last `square` and
+    `variance` are those of `BatchAdapter.adapt`, and 0 or NaN if not known.
+    """
+    ratio = size / start
+    if rule == "linear":
+        return ratio
+    if rule == "sqrt":
+        return math.sqrt(ratio)
+    if not square + variance > 0.0:
+        return 1.0
+    return (variance / start + square) / (variance / size + square)
+
+
+def scale_learning_rate(optimizer: keras.Optimizer, factor: float) -> None:
+    """Multiplies the learning rate of an optimizer without a schedule."""
+    optimizer.learning_rate = _rate_of(optimizer) * factor
+
+
 def _rate_of(optimizer):
     return float(np.asarray(optimizer.learning_rate))
 
 
-def _check_learning_rate(optimizer):
+def check_learning_rate(optimizer: keras.Optimizer) -> None:
+    """Raises a `ValueError` if the learning rate is no number."""
     if isinstance(optimizer.get_config().get("learning_rate"), dict):
         raise ValueError(
             "A learning rate that is adapted must be a number. Received: an "

@@ -95,12 +95,12 @@ class GradientNoiseScale(keras.callbacks.Callback):
     @property
     def noise_scale(self) -> float:
         """Float, in rows; NaN before a step, infinite for noise only."""
-        square, variance = self._measured()
+        square, variance = self.measured()
         if square > 0.0:
             return variance / square
         return math.nan if math.isnan(square) else math.inf
 
-    def _measured(self):
+    def measured(self) -> tuple[float, float]:
         """|G|^2 and S, at least 0; NaN before the first step."""
         square = variance = weight = 0.0
         if self._noise is not None:
@@ -182,7 +182,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Changes the batch size and the learning rate, if asked to."""
-        self._adapter.adapt(self.model, *self._measured())
+        self._adapter.adapt(self.model, *self.measured())
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Adds `gradient_noise_scale` to the logs, and `batch_size`."""

@@ -34,14 +34,16 @@ MIN_WORKERS = flags.DEFINE_integer(
     "min_workers",
     None,
     "With --max_workers: a worker of this machine that fails is left out, and "
-    "the others start again, as long as so many are left. With --hosts: so "
-    "does a host that is not there after --preflight_seconds.",
+    "the others start again, as long as so many are left; "
+    "tfscale.callbacks.ElasticWorkers may ask for so few. With --hosts: a host "
+    "that is not there after --preflight_seconds is left out.",
     lower_bound=1,
 )
 MAX_WORKERS = flags.DEFINE_integer(
     "max_workers",
     None,
-    "Workers on this machine to begin with, in place of --num_workers.",
+    "Workers on this machine at the most: to begin with, if there is no "
+    "--num_workers, or that tfscale.callbacks.ElasticWorkers may ask for.",
     lower_bound=1,
 )
 NUM_PS = flags.DEFINE_integer(
@@ -105,19 +107,23 @@ def main(arguments):
         gone = [a for a in before.addresses if a not in cluster.addresses]
         return ", ".join(gone)
 
-    def make_tasks(lost):
+    def make_tasks(local_ranks, group):
         if cluster is not None:
             return [_task(cluster, _rank_on_host(hosts))]
-        workers = MAX_WORKERS.value or NUM_WORKERS.value or 1
-        local_ranks = [r for r in range(workers) if r not in lost]
-        return _local_tasks(local_ranks, NUM_PS.value)
+        environ = group.to_environ() if group else {}
+        return _local_tasks(local_ranks, NUM_PS.value, environ)
 
+    if MAX_WORKERS.value:
+        # What the last one lacks is an error now, not when it is asked for.
+        _local_tasks([MAX_WORKERS.value - 1], num_ps=0)
     launcher = Launcher(
         command,
         make_tasks,
         max_restarts=MAX_RESTARTS.value,
         grace=GRACE.value,
+        num_workers=NUM_WORKERS.value or MAX_WORKERS.value or 1,
         min_workers=MIN_WORKERS.value,
+        max_workers=MAX_WORKERS.value,
         find_lost=find_lost if HOSTS.value and MIN_WORKERS.value else None,
     )
     sys.exit(launcher.run())
@@ -153,16 +159,18 @@ def _check_elastic():
                 f"{len(HOSTS.value)} hosts."
             )
         return
-    if least is None or most is None or least > most:
+    first = NUM_WORKERS.value
+    if None in (least, most) or not least <= (first or least) <= most:
         raise app.UsageError(
             "--min_workers and --max_workers go together, the first at most "
-            f"the second. Received: --min_workers={least}, --max_workers="
-            f"{most}."
+            "the second, and --num_workers between them. Received: "
+            f"--min_workers={least}, --max_workers={most}, "
+            f"--num_workers={first}."
         )
-    if NUM_WORKERS.value or NUM_PS.value:
+    if NUM_PS.value:
         raise app.UsageError(
-            "--min_workers and --max_workers take the place of --num_workers, "
-            "and are not for --num_ps. Leave these out."
+            "--min_workers and --max_workers are not for --num_ps. Received: "
+            f"--num_ps={NUM_PS.value}. Leave it out."
         )
 
 
@@ -231,7 +239,7 @@ def _is_local_address(host):
     return False
 
 
-def _local_tasks(local_ranks, num_ps):
+def _local_tasks(local_ranks, num_ps, environ=None):
     jobs = {"worker": len(local_ranks)}
     if num_ps:
         jobs = {"chief": 1, **jobs, "ps": num_ps}
@@ -244,6 +252,7 @@ def _local_tasks(local_ranks, num_ps):
         _task(
             Cluster(addresses, job, index),
             local_ranks[index] if job == "worker" else index,
+            environ,
         )
         for job, count in jobs.items()
         for index in range(count)
@@ -262,9 +271,10 @@ def _rank_on_host(cluster):
     return sum(address.rpartition(":")[0] == host for address in before)
 
 
-def _task(cluster, local_rank):
+def _task(cluster, local_rank, environ=None):
     environ = {
         **os.environ,
+        **(environ or {}),
         "PYTHONUNBUFFERED": "1",
         "TF_CONFIG": cluster.to_tf_config(),
     }

@@ -3,7 +3,8 @@
     start ──► all exit with 0 ──────────────────────────────► 0
       ▲   ──► one fails ──► report it, end the others ──► its exit code
       ├────── without it, or without the hosts that are lost ────┤
-      └────── --max_restarts, after a pause ─────────────────────┘
+      ├────── --max_restarts, after a pause ─────────────────────┘
+      └── all exit and ask for another number of workers (cluster/elastic.py)
       SIGTERM, SIGINT: passed on; processes that outlive the grace are killed
       SIGHUP: passed on as SIGTERM
 
@@ -15,10 +16,10 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tfscale.cluster.elastic import ElasticGroup
 from tfscale.launch import output
 from tfscale.launch.child import Child
 from tfscale.launch.warden import Warden
@@ -48,10 +49,12 @@ class Launcher:
     """Starts tasks, watches them and ends them."""
 
     command: Sequence[str]  # program and arguments, the same for all
-    # Called before each start, with the local ranks of lost workers: so each
-    # attempt can have ports of its own.
-    make_tasks: Callable[[Collection[int]], Sequence[Task]]
+    # Called before each start, with the local ranks of the workers and, if
+    # their number may change, what they are told of it: so each attempt can
+    # have ports of its own.
+    make_tasks: Callable[[Sequence[int], ElasticGroup | None], Sequence[Task]]
     _: dataclasses.KW_ONLY
+    num_workers: int = 1  # of this machine, to begin with
     # How often a failure is followed by another start: of all tasks or, with
     # parameter servers, of the worker that failed.
     max_restarts: int = 0
@@ -61,12 +64,16 @@ class Launcher:
     first_pause: float = 1.0
     # Below so many a worker that fails is not left out; None if it never is.
     min_workers: int | None = None
+    # Workers may ask for so many; None if their number does not change so.
+    max_workers: int | None = None
     # Called after a failure where workers are on other hosts too; names those
     # of them that were lost since, and are not waited for.
     find_lost: Callable[[], str] | None = None
 
     def __post_init__(self):
-        self._lost = []
+        self._ranks = list(range(self.num_workers))
+        self._lost = []  # local ranks of workers that failed
+        self._planned = self.num_workers
         self._num_restarts = 0
         self._signal = None
         self._children = {}
@@ -87,7 +94,7 @@ class Launcher:
         self._warden = Warden()
         try:
             code = self._run_once()
-            while code and not self._signal and self._may_restart():
+            while code and not self._signal and self._may_restart(code):
                 code = self._run_once()
             return 128 + self._signal if self._signal else code
         finally:
@@ -99,8 +106,27 @@ class Launcher:
     def _note_signal(self, number, frame):
         self._signal = number
 
-    def _may_restart(self):
+    @property
+    def _group(self):
+        if self.max_workers is None:
+            return None
+        sizes = len(self._ranks), self._planned
+        return ElasticGroup(self.min_workers, self.max_workers, *sizes)
+
+    def _asked_for(self, code):
+        """The number of workers that an exit code asks for, or None."""
+        return self._group and self._group.count_of(code)
+
+    def _may_restart(self, code):
         """Whether those that are left start again; after a pause."""
+        count = self._asked_for(code)
+        if count is not None:
+            output.say(f"starting again with {count} workers, as they ask")
+            others = set(range(self.max_workers)) - {*self._lost}
+            self._ranks = sorted([*sorted(others), *self._lost][:count])
+            self._lost = [r for r in self._lost if r not in self._ranks]
+            self._planned = count
+            return True
         pause = self.first_pause
         lost = self.find_lost and self.find_lost()
         if lost:
@@ -108,12 +134,13 @@ class Launcher:
         elif (
             self.find_lost is None
             and self.min_workers
-            and self._num_workers > self.min_workers
+            and len(self._ranks) > self.min_workers
         ):
+            self._ranks.remove(self._first.local_rank)
             self._lost.append(self._first.local_rank)
             output.say(
                 f"starting again in {pause:g} s without {self._first.name}: "
-                f"{self._num_workers - 1} workers, {self.min_workers} at least"
+                f"{len(self._ranks)} workers, {self.min_workers} at least"
             )
         else:
             pause = self._next_pause()
@@ -137,8 +164,7 @@ class Launcher:
 
     def _run_once(self):
         """The exit code of an attempt; None if a signal ended it."""
-        tasks = self.make_tasks(self._lost)
-        self._num_workers = len(tasks)
+        tasks = self.make_tasks(self._ranks, self._group)
         self._due = {}
         for task in tasks:  # one by one: those that run can be ended
             self._start(task)
@@ -170,7 +196,13 @@ class Launcher:
         failed = [task for task, code in codes.items() if code]
         if failed:
             first = min(failed, key=lambda t: self._children[t].ended_at)
-            self._report(first, codes[first])
+            if self._asked_for(codes[first]) is None:
+                self._report(first, codes[first])
+            elif None in codes.values():
+                # All have saved, and end by themselves.
+                end = self._children[first].ended_at + self.grace
+                if time.monotonic() < end:
+                    return None
             self._first = first
             return _as_exit_code(codes[first])
         return None if None in codes.values() else 0
