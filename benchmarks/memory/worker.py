@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale.pipeline.stage_memory import stage_memory
+from tfscale.pipeline.stages.memory import stage_memory
 from tfscale.planner.cost import Settings
 
 _LENGTH = 16  # Tokens of a row.

@@ -35,7 +35,7 @@ def measure(name):
 
     import tfscale
     from benchmarks.pipeline import worker
-    from tfscale.pipeline.stage_memory import stage_memory
+    from tfscale.pipeline.stages.memory import stage_memory
     from tfscale.schedules import steady
 
     if name.endswith(_WRITTEN_OUT):

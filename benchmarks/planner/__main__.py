@@ -19,7 +19,7 @@ from benchmarks.pipeline.worker import VOCABULARY
 from benchmarks.pipeline.worker import build_gpt
 from benchmarks.planner import comparison
 from benchmarks.step_clock import StepClock
-from tfscale.pipeline.stage_memory import stage_memory
+from tfscale.pipeline.stages.memory import stage_memory
 
 _DEVICES = flags.DEFINE_integer("devices", 2, "Virtual devices.")
 _PLANS = flags.DEFINE_integer("plans", 12, "How many plans.")

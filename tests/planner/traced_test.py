@@ -4,7 +4,7 @@ import keras
 from absl.testing import absltest
 
 from examples import gpt
-from tfscale.pipeline.stage_memory import stage_memory
+from tfscale.pipeline.stages.memory import stage_memory
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.planner.cost import Predictor
 from tfscale.planner.cost import Settings

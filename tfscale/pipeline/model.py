@@ -17,7 +17,7 @@ from tfscale.pipeline.running import measure
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import window
 from tfscale.pipeline.running.trainer import PipelineTrainer
-from tfscale.pipeline.stage_memory import check_older_weights
+from tfscale.pipeline.stages.memory import check_older_weights
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.schedules.named_schedules import get_schedule
 from tfscale.schedules.named_schedules import of_window

@@ -14,8 +14,7 @@ from tfscale.formatting import colored
 from tfscale.formatting import print_table
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
-from tfscale.pipeline.stage_memory import stage_memory
-from tfscale.pipeline.stage_memory import variables_at_home
+from tfscale.pipeline.stages.memory import stage_memory
 from tfscale.pipeline.stages.plan import LARGE
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.variables.of_variable import are_states_on_host
@@ -71,7 +70,7 @@ def _table(plan, devices, memories, line_length):
         rank = plan.schedule.stage_devices[stage.index]
         parameters = sum(
             math.prod(v.shape)
-            for v in variables_at_home(plan, stage.index)
+            for v in plan.variables_at_home(stage.index)
             if id(v) in weights
         )
         memory = [colored(readable_bytes(needed.total))]

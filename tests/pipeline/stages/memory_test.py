@@ -12,8 +12,8 @@ from absl.testing import parameterized
 
 import tfscale
 from examples import gpt
-from tfscale.pipeline.stage_memory import stage_memory
 from tfscale.pipeline.stages import memory
+from tfscale.pipeline.stages.memory import stage_memory
 
 ROWS = 4
 ONE = ROWS * 64 * 4  # bytes of a tensor of 64 float32 numbers per example

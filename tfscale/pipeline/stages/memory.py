@@ -1,8 +1,4 @@
-"""Memory that a stage keeps of a microbatch from its forward to its backward.
-
-It is exact for traced functions, and an estimate for each call of a model, to
-choose a cut.
-"""
+"""How many bytes stages need in training: estimated, or exact if traced."""
 
 import dataclasses
 import math
@@ -13,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfscale import step_memory
 from tfscale.graphs.memory import buffer_of
 from tfscale.graphs.memory import tensor_bytes
 from tfscale.pipeline.stages.graph import Call
@@ -23,7 +20,7 @@ from tfscale.pipeline.stages.trace_costs import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.schedules.balance import LayerMemory
-from tfscale.step_memory import update_bytes
+from tfscale.schedules.simulate import peak_in_flight
 from tfscale.variables.of_variable import are_states_on_host
 from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.of_variable import state_sharding_of
@@ -68,7 +65,7 @@ def largest_update(variables: Iterable[keras.Variable]) -> int:
             _, gradient, _ = training_bytes([variable])
             whole = sharding_of(variable).local_bytes
             shards = whole // state_sharding_of(variable).local_bytes
-            found.append(update_bytes(gradient, shards, gathers=True))
+            found.append(step_memory.update_bytes(gradient, shards, True))
     return int(max(found))
 
 
@@ -152,6 +149,112 @@ def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
     return sum(
         tensor_bytes(tensor_spec(graph, value, rows)) for value in values
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class StageMemory:
+    """Bytes that a stage needs on a device in training, estimated.
+
+    Variables, gradients and slots count as model ranks and replicas divide
+    them; activations count whole on every rank.
+
+    Attributes:
+        weights: Of the variables that live there.
+        gradients: Sums of gradients.
+        slots: Of the optimizer.
+        activations: What one microbatch keeps until its backward.
+        in_flight: Microbatches that are there at once, at most.
+        recomputed: What is computed again of one of them, in its backward.
+        working: Gradients while the backward of a call runs, of the call that
+            has most of them.
+        update: Of the update of the weight that needs most, in which there are
+            no activations.
+        older_weights: Versions of the weights that backwards still need, in
+            an asynchronous schedule.
+    """
+
+    weights: int
+    gradients: int
+    slots: int
+    activations: int
+    in_flight: int
+    recomputed: int
+    working: int
+    update: int
+    older_weights: int
+
+    @property
+    def total(self) -> int:
+        """The most that is there at once, of all microbatches in flight."""
+        fixed = self.weights + self.gradients + self.slots + self.older_weights
+        held = self.in_flight * self.activations + self.recomputed
+        return fixed + int(
+            step_memory.microbatch_peak(held, self.working, self.update)
+        )
+
+
+def stage_memory(
+    plan: Any, rows: int, num_slots: float = 2
+) -> list[StageMemory]:
+    """The memory of each stage of a `PipelinePlan`.
+
+    A microbatch has `rows` rows, a trainable variable `num_slots` slots.
+    """
+    graph, in_flight = plan.graph, peak_in_flight(plan.schedule)
+    of_calls = iter(call_memory(graph, rows))
+    result = []
+    for stage in plan.stages:
+        calls = [next(of_calls) for _ in stage.calls]
+        activations = sum(each.internal for each in calls)
+        activations += value_bytes(
+            graph, set().union(*(x.values for x in calls)), rows
+        )
+        if stage is plan.stages[-1]:
+            # The loss keeps as much as it is given.
+            activations += value_bytes(graph, graph.outputs, rows)
+        inputs = value_bytes(graph, stage.inputs, rows)
+        kept, again = step_memory.held_bytes(
+            activations, inputs, plan.recompute
+        )
+        at_home = plan.variables_at_home(stage.index)
+        weights, _, slots = training_bytes(at_home, num_slots)
+        # A variable that lives elsewhere has its gradients summed here too.
+        trained, gradients, _ = training_bytes(stage.trainable)
+        working = (
+            working_bytes(graph, call, each, rows)
+            for call, each in zip(stage.calls, calls)
+        )
+        result.append(
+            StageMemory(
+                weights=weights,
+                gradients=gradients,
+                slots=slots,
+                activations=kept,
+                in_flight=in_flight[stage.index],
+                recomputed=again,
+                working=max(working),
+                update=largest_update(at_home),
+                older_weights=plan.schedule.staleness(stage.index) * trained,
+            )
+        )
+    return result
+
+
+def check_older_weights(plan: Any) -> None:
+    """Refuses older versions of weights that do not fit the memory limit."""
+    if plan.memory_limit is None:
+        return
+    memories = stage_memory(plan, plan.microbatch_size)
+    fullest = max(memories, key=lambda memory: memory.total)
+    if fullest.total > plan.memory_limit:
+        raise ValueError(
+            "All versions of the weights that an asynchronous schedule uses "
+            "must fit the memory limit. Received: "
+            f"memory_limit={plan.memory_limit:,.0f}, and stage "
+            f"{memories.index(fullest)} with {fullest.total:,} bytes, "
+            f"{fullest.older_weights:,} of them older weights. Use more "
+            "stages, `num_microbatches` > 1 (two versions), or '1f1b'."
+        )
 
 
 def _saved_by_call(stage, phases):

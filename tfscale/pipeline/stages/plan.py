@@ -82,6 +82,12 @@ class PipelinePlan:
             if any(v is variable for v in stage.variables)
         ]
 
+    def variables_at_home(self, stage: int) -> list[keras.Variable]:
+        """The variables that live in a stage."""
+        return [
+            v for v, home in zip(self.variables, self.homes) if home == stage
+        ]
+
     @functools.cached_property
     def simulation(self) -> Simulation:
         """A step, in units of the mean forward of a stage."""
