@@ -40,21 +40,20 @@ def ring(operation, num_devices):
     )
 
 
-def plans(num_devices, roots=None):
+def plans(num_devices):
     """All algorithms and operations for a number of devices."""
     made = []
     for operation in OPERATIONS:
         if operation != "reduce":
             made.append(ring(operation, num_devices))
-        for root in (roots or [0]) if operation == "reduce" else [None]:
-            made.append(collectives.direct(operation, num_devices, root=root))
-            made += [
-                collectives.hierarchical(
-                    operation, num_devices, devices_per_machine=size, root=root
-                )
-                for size in range(1, num_devices + 1)
-                if num_devices % size == 0
-            ]
+        made.append(collectives.direct(operation, num_devices))
+        made += [
+            collectives.hierarchical(
+                operation, num_devices, devices_per_machine=size
+            )
+            for size in range(1, num_devices + 1)
+            if num_devices % size == 0
+        ]
     for make in (collectives.two_shot, algorithms.parameter_server):
         made.append(make("all_reduce", num_devices))
     return made
@@ -83,7 +82,7 @@ def expected(plan, x):
         return [joined for _ in devices]
     if plan.operation == "reduce_scatter":
         return np.split(total, plan.num_devices, axis=0)
-    return [total if device == plan.root else None for device in devices]
+    return [None if device else total for device in devices]
 
 
 def play(plan, x):
@@ -122,7 +121,7 @@ def play(plan, x):
             have[place] = total
     results = []
     for device in range(plan.num_devices):
-        if plan.operation == "reduce" and device != plan.root:
+        if plan.operation == "reduce" and device:
             results.append(None)
         elif plan.operation == "reduce_scatter":
             results.append(have[device, device])

@@ -19,30 +19,11 @@ _constants: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 def execute(
     plan: CollectivePlan, tensors: Sequence[tf.Tensor], *, dim: int = 0
 ) -> list[tf.Tensor | None]:
-    """Runs a plan on tensors, each of them on its device.
+    """Runs a plan on tensors of its devices; returns each device's result.
 
-    In a graph the plan becomes operations of it; outside of one they are run.
-    No gradient is defined for what it returns other than the one that
-    TensorFlow finds: for sums of floating-point numbers that is the right one.
-
-    Args:
-        plan: What to do.
-        tensors: One for each device of the plan, on it and in its order, all of
-            one dtype. All have one shape, but those of an all-gather may differ
-            in `dim`.
-        dim: Along which dim tensors are put together by an all-gather, and
-            divided by a reduce-scatter.
-
-    Returns:
-        What each device has in the end, on that device; `None` for devices
-        that have nothing, which are those other than the root of a reduce.
-
-    Raises:
-        ValueError: If the number of tensors is not that of the plan, tensors do
-            not have one shape and dtype, or a size is not divisible by the
-            number of devices.
-
-    Example: in replicas and model ranks, tfscale does this.
+    After a reduce only device 0 has one, and the others have None. The gradient
+    is the one that TensorFlow finds, which is right for sums of floating-point
+    numbers.
 
     >>> import tensorflow as tf
     >>> from tfscale.collectives.planning.algorithms import direct
@@ -69,7 +50,7 @@ class _Held:
     def __init__(self, plan, tensors, dim):
         self._plan, self._dim = plan, dim
         self._devices = [tensor.device for tensor in tensors]
-        first = tensors[plan.root or 0]
+        first = tensors[0]
         is_known = first.shape.is_fully_defined()
         self._shape = first.shape if is_known else tf.shape(first)
         self._values = {}
@@ -102,7 +83,7 @@ class _Held:
         """The results of all devices."""
         plan, results = self._plan, []
         for device, name in enumerate(self._devices):
-            if plan.operation == "reduce" and device != plan.root:
+            if plan.operation == "reduce" and device:
                 results.append(None)
                 continue
             with tf.device(name):
@@ -174,10 +155,9 @@ def _sizes(rows, count):
 def _check(plan, tensors, dim):
     if len(tensors) != plan.num_devices:
         raise ValueError(
-            "A plan is for a number of devices, and needs a tensor for each. "
-            f"Received: {len(tensors)} tensors for a plan of "
-            f"{plan.num_devices} devices ({plan.name} {plan.operation}). Make "
-            "the plan for as many devices as there are tensors."
+            "A plan must have a tensor for each of its devices. Received: "
+            f"{len(tensors)} tensors for a plan of {plan.num_devices} devices "
+            f"({plan.name} {plan.operation})."
         )
     dtypes = {tensor.dtype.name for tensor in tensors}
     if len(dtypes) > 1:
@@ -204,16 +184,16 @@ def _check_shape(plan, device, tensor, first, dim):
             shape, expected = tf.TensorShape(shape), tf.TensorShape(expected)
     if not shape.is_compatible_with(expected):
         raise ValueError(
-            "All tensors of a collective must have one shape, but for the dim "
-            f"that is put together. Received: shape {tensor.shape} of device "
+            "All tensors of a collective must have one shape, except for the "
+            f"concatenated dim. Received: shape {tensor.shape} of device "
             f"{device}, {first.shape} before."
         )
     if plan.operation == "reduce_scatter" and shape.rank is not None:
         size = shape[dim]
         if size is not None and size % plan.num_devices:
             raise ValueError(
-                "A reduce-scatter must divide its dim by the number of "
-                f"devices. Received: dim={dim} of shape {tensor.shape} for "
-                f"{plan.num_devices} devices. Use an all_reduce, or a dim "
-                "that can be divided."
+                "The number of devices must divide the dim of a "
+                f"reduce-scatter. Received: dim={dim} of shape {tensor.shape} "
+                f"for {plan.num_devices} devices. Use an all_reduce or another "
+                "dim."
             )

@@ -56,22 +56,7 @@ def all_reduce(
 
 
 def reduce(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of the tensors of several devices, on the first one.
-
-    Each element is equal to the last bit to that of an `all_reduce`.
-
-    Args:
-        tensors: One for each device, on it; of one shape and dtype.
-
-    Raises:
-        ValueError: If the tensors differ in shape or dtype.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> float(reduce([tf.constant(1.0), tf.constant(2.0)]))
-    3.0
-    """
+    """The sum of an `all_reduce` to the last bit, on the first device only."""
     total, *_ = execute(plan_of("reduce", tensors), tensors)
     return total
 
@@ -180,10 +165,10 @@ def plan_of(operation, tensors, plan="auto", num_shards=1):
     if isinstance(plan, CollectivePlan):
         if (plan.operation, plan.num_devices) != (operation, len(tensors)):
             raise ValueError(
-                "A plan must be for the operation and the number of devices "
-                f"that it is used with. Received: {plan.name} "
-                f"{plan.operation} for {plan.num_devices} devices, for an "
-                f"{operation} over {len(tensors)}. Make it for these."
+                "A plan must match the operation and the number of devices. "
+                f"Received: {plan.name} {plan.operation} for "
+                f"{plan.num_devices} devices, for an {operation} over "
+                f"{len(tensors)}."
             )
         return plan
     if plan not in tuple(ALGORITHMS):

@@ -231,11 +231,11 @@ def _exchange(collective, x):
         if _IN_BRANCH not in str(error):
             raise
         raise RuntimeError(
-            "Model ranks cannot meet inside of a branch, a loop or a "
+            "Model ranks cannot exchange tensors in a branch, a loop or a "
             "`tf.function` of a step. Received: a call of a sharded layer in "
-            "`tf.cond`, `tf.while_loop` or the like. Leave its variables whole "
-            "(keys of their own with `None`s in the layout map), or call it "
-            "outside: loops of Python are unrolled."
+            "`tf.cond`, `tf.while_loop` or the like. Keep its variables whole "
+            "(give them keys with `None`s in the layout map), or call it "
+            "outside: Python loops are unrolled."
         ) from error
     # No gradient is defined. Without this, the custom gradient around it would
     # look for variables in the whole model.

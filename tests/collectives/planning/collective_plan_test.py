@@ -92,7 +92,7 @@ class WrongPlansTest(parameterized.TestCase):
             ("all_gather", [["3>0:1"]]),
             "3>0:1 in round 0, of 3 devices and 3 chunks",
         ),
-        ("to_itself", custom, ("all_gather", [["1>1:1"]]), "to another one"),
+        ("to_itself", custom, ("all_gather", [["1>1:1"]]), "1>1:1 in round 0"),
         ("empty_round", custom, ("all_gather", [[]]), "round 0 of 1 is empty"),
         ("no_number", custom, ("all_gather", [["1-0:1"]]), "Received: '1-0:1'"),
         (

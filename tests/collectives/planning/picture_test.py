@@ -20,17 +20,15 @@ class AsTextTest(absltest.TestCase):
         )
 
     def test_a_sum_for_one_device_of_two_machines(self):
-        plan = collectives.hierarchical(
-            "reduce", 4, devices_per_machine=2, root=1
-        )
+        plan = collectives.hierarchical("reduce", 4, devices_per_machine=2)
         self.assertEqual(
             collectives.as_text(plan).splitlines(),
             [
-                "hierarchical reduce to device 1: 4 devices, 1 chunk, 2 rounds",
-                "  device 0",
-                "  device 1  0+0  3+0",
-                "  device 2",
-                "  device 3  2+0",
+                "hierarchical reduce: 4 devices, 1 chunk, 2 rounds",
+                "  device 0  1+0  2+0",
+                "  device 1",
+                "  device 2  3+0",
+                "  device 3",
             ],
         )
 

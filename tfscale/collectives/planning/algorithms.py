@@ -29,30 +29,27 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 
 from tfscale.collectives.planning.collective_plan import CollectivePlan
-from tfscale.collectives.planning.contents import checked_root
+from tfscale.collectives.planning.contents import check_operation
 from tfscale.collectives.planning.send import Send
 
 
-def direct(
-    operation: str, num_devices: int, *, root: int | None = None
-) -> CollectivePlan:
+def direct(operation: str, num_devices: int) -> CollectivePlan:
     """Each device sends to each that needs it, in one round.
 
     Args:
         operation: See `CollectivePlan`.
         num_devices: Number of devices.
-        root: For a reduce; by default device 0.
 
     Raises:
-        ValueError: For an operation, a number or a root that cannot be.
+        ValueError: If the operation or the number of devices is invalid.
 
     >>> plan = direct("all_reduce", 4)
     >>> plan.num_rounds, plan.num_chunks, plan.chunks_sent
     (1, 1, (3, 3, 3, 3))
     """
-    root = checked_root(operation, num_devices, root)
+    check_operation(operation, num_devices)
     if operation != "all_reduce":
-        return _levels("direct", operation, num_devices, 1, root)
+        return _levels("direct", operation, num_devices, 1)
     # Each device gets the whole tensors of all others.
     exchange = _exchange([range(num_devices)], lambda device: [0])
     whole = [send._replace(adds=True) for send in exchange]
@@ -70,7 +67,7 @@ def two_shot(operation: str, num_devices: int) -> CollectivePlan:
         num_devices: Number of devices.
 
     Raises:
-        ValueError: For an operation or a number that cannot be.
+        ValueError: If the operation or the number of devices is invalid.
 
     >>> plan = two_shot("all_reduce", 4)
     >>> plan.num_rounds, plan.num_chunks, plan.chunks_sent
@@ -81,23 +78,9 @@ def two_shot(operation: str, num_devices: int) -> CollectivePlan:
 
 
 def parameter_server(operation: str, num_devices: int) -> CollectivePlan:
-    """Device 0 adds everything up and sends the sums to all others.
-
-    Only for `"all_reduce"`. What device 0 gets and sends grows with the number
-    of devices.
-
-    Args:
-        operation: `"all_reduce"`.
-        num_devices: Number of devices, device 0 among them.
-
-    Raises:
-        ValueError: For an operation or a number that cannot be.
-
-    >>> parameter_server("all_reduce", 4).chunks_received
-    (3, 1, 1, 1)
-    """
+    """An `"all_reduce"` in which device 0 sums for all others."""
     _check_is_all_reduce("parameter_server", operation, num_devices)
-    sums = _sums_to([range(num_devices)], [0])
+    sums = _sums([range(num_devices)])
     rounds = [sums, _backwards(sums, adds=False)]
     return _plan("parameter_server", operation, num_devices, 1, rounds)
 
@@ -107,7 +90,6 @@ def hierarchical(
     num_devices: int,
     *,
     devices_per_machine: int,
-    root: int | None = None,
 ) -> CollectivePlan:
     """Inside of each machine, then between machines, then inside again.
 
@@ -118,39 +100,35 @@ def hierarchical(
         operation: See `CollectivePlan`.
         num_devices: Number of devices; those of a machine follow each other.
         devices_per_machine: Number of devices of each machine.
-        root: For a reduce; by default device 0.
 
     Raises:
-        ValueError: For an operation, a number or a root that cannot be, or if
-            machines do not have equally many devices.
+        ValueError: If the operation or a number is invalid, or machines do not
+            have equally many devices.
 
     >>> plan = hierarchical("all_reduce", 8, devices_per_machine=4)
     >>> sends = [send for sends in plan.rounds for send in sends]
     >>> sum(s.source // 4 != s.target // 4 for s in sends), plan.num_chunks
     (16, 8)
     """
-    root = checked_root(operation, num_devices, root)
+    check_operation(operation, num_devices)
     if devices_per_machine < 1 or num_devices % devices_per_machine:
         fits = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
         raise ValueError(
-            "All machines must have equally many devices. Received: "
-            f"num_devices={num_devices}, devices_per_machine="
-            f"{devices_per_machine}. Take one of {fits} for the latter."
+            "All machines must have the same number of devices. Received: "
+            f"num_devices={num_devices}, "
+            f"devices_per_machine={devices_per_machine}. Take one of {fits} "
+            "for the latter."
         )
-    return _levels(
-        "hierarchical", operation, num_devices, devices_per_machine, root
-    )
+    return _levels("hierarchical", operation, num_devices, devices_per_machine)
 
 
-def _levels(name, operation, num_devices, size, root=None):
+def _levels(name, operation, num_devices, size):
     """Within groups of some size, and between them."""
-    root = checked_root(operation, num_devices, root)
     machines = [range(m, m + size) for m in range(0, num_devices, size)]
     peers = [range(index, num_devices, size) for index in range(size)]
     if operation == "reduce":
-        leaders = peers[root % size]
-        rounds = [_sums_to(machines, leaders), _sums_to([leaders], [root])]
-        return _plan(name, operation, num_devices, 1, rounds, root)
+        rounds = [_sums(machines), _sums(peers[:1])]
+        return _plan(name, operation, num_devices, 1, rounds)
     gather = [
         _exchange(peers, lambda device: [device]),
         _exchange(machines, lambda device: peers[device % size]),
@@ -166,11 +144,11 @@ def _levels(name, operation, num_devices, size, root=None):
 
 
 def _check_is_all_reduce(name, operation, num_devices):
-    checked_root(operation, num_devices, None)
+    check_operation(operation, num_devices)
     if operation != "all_reduce":
         raise ValueError(
             f"`{name}` is an algorithm for 'all_reduce' only. Received: "
-            f"{operation!r}. Take `direct`, of whose operations it is made."
+            f"{operation!r}. Use `direct`."
         )
 
 
@@ -188,15 +166,12 @@ def _exchange(
     ]
 
 
-def _sums_to(
-    groups: Iterable[Sequence[int]], roots: Iterable[int]
-) -> list[Send]:
-    """Each device of a group sends all it has to the root of the group."""
+def _sums(groups: Iterable[Sequence[int]]) -> list[Send]:
+    """Each device of a group sends its chunk to the group's first device."""
     return [
-        Send(device, root, 0, adds=True)
-        for group, root in zip(groups, roots, strict=True)
-        for device in group
-        if device != root
+        Send(device, group[0], 0, adds=True)
+        for group in groups
+        for device in group[1:]
     ]
 
 
@@ -205,11 +180,9 @@ def _backwards(sends: list[Send], adds: bool) -> list[Send]:
     return [Send(s.target, s.source, s.chunk, adds) for s in sends]
 
 
-def _plan(name, operation, num_devices, num_chunks, rounds, root=None):
+def _plan(name, operation, num_devices, num_chunks, rounds):
     rounds = [sends for sends in rounds if sends]
-    return CollectivePlan(
-        operation, num_devices, num_chunks, rounds, root, name
-    )
+    return CollectivePlan(operation, num_devices, num_chunks, rounds, name)
 
 
 ALGORITHMS = {

@@ -40,7 +40,6 @@ def choose(
     num_bytes: float,
     *,
     costs: Costs | None = None,
-    root: int | None = None,
 ) -> CollectivePlan:
     """The plan that should take the least time.
 
@@ -53,7 +52,6 @@ def choose(
         num_bytes: Size of the whole tensor, see `simulate`.
         costs: What links and devices take; by default those of virtual devices
             in this process, as measured, with the cores that it may use.
-        root: For a reduce; by default device 0.
 
     Returns:
         A plan of one of the algorithms that need no more than the number of
@@ -61,7 +59,7 @@ def choose(
         one with the fewest rounds.
 
     Raises:
-        ValueError: For an operation, a number or a root that cannot be.
+        ValueError: If the operation or a number is invalid.
 
     Example: over a network, much is cut into parts that each device adds up
     for all.
@@ -78,15 +76,13 @@ def choose(
     >>> choose("all_reduce", 2, 64 << 20, costs=in_process(2)).name
     'direct'
     """
-    return _fastest(
-        operation, num_devices, num_bytes, costs or in_process(), root
-    )
+    return _fastest(operation, num_devices, num_bytes, costs or in_process())
 
 
 @functools.lru_cache(maxsize=4096)
-def _fastest(operation, num_devices, num_bytes, costs, root):
+def _fastest(operation, num_devices, num_bytes, costs):
     return min(
-        _plans(operation, num_devices, root),
+        _plans(operation, num_devices),
         key=lambda plan: (
             simulate(plan, num_bytes, costs).makespan,
             plan.num_rounds,
@@ -102,7 +98,7 @@ def _usable_cores():
 
 
 @functools.lru_cache
-def _plans(operation, num_devices, root):
-    if operation == "all_reduce" and root is None:
+def _plans(operation, num_devices):
+    if operation == "all_reduce":
         return [make(operation, num_devices) for make in ALGORITHMS.values()]
-    return [direct(operation, num_devices, root=root)]
+    return [direct(operation, num_devices)]

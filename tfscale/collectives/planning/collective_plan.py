@@ -8,7 +8,7 @@ from typing import Any
 from tfscale.collectives.planning.contents import SHARDED
 from tfscale.collectives.planning.contents import SUMS
 from tfscale.collectives.planning.contents import Contents
-from tfscale.collectives.planning.contents import checked_root
+from tfscale.collectives.planning.contents import check_operation
 from tfscale.collectives.planning.send import Send
 
 
@@ -21,15 +21,13 @@ class CollectivePlan:
     devices, the target's own in its place.
 
     Args:
-        operation: `"reduce"`, `"all_reduce"`, `"reduce_scatter"` or
-            `"all_gather"`.
+        operation: `"reduce"` to device 0, `"all_reduce"`, `"reduce_scatter"`
+            or `"all_gather"`.
         num_devices: Number of devices.
         num_chunks: Into how many equal parts the whole tensor is divided; for
             `"reduce_scatter"` and `"all_gather"` the number of devices, chunk d
             being that of device d.
         rounds: For each round its sends: `Send`s, or strings like `"0>1+2"`.
-        root: The device at which a reduce ends, by default device 0; `None` for
-            the other operations.
         name: What summaries and pictures call it.
 
     Raises:
@@ -55,7 +53,6 @@ class CollectivePlan:
     num_devices: int
     num_chunks: int
     rounds: Sequence[Sequence[Any]]
-    root: int | None = None
     name: str = "custom"
 
     def __post_init__(self):
@@ -100,8 +97,7 @@ class CollectivePlan:
         self._check_end(contents)
 
     def _check_sizes(self) -> None:
-        root = checked_root(self.operation, self.num_devices, self.root)
-        object.__setattr__(self, "root", root)
+        check_operation(self.operation, self.num_devices)
         if self.num_chunks < 1:
             raise ValueError(
                 "`num_chunks` must be at least 1. Received: "
@@ -118,7 +114,7 @@ class CollectivePlan:
         if not sends:
             raise ValueError(
                 "Every round of a plan must have a send. Received: round "
-                f"{number} of {self.num_rounds} is empty. Leave it out."
+                f"{number} of {self.num_rounds} is empty. Remove it."
             )
         ways, added = collections.Counter(), {}
         for send in sends:
@@ -149,10 +145,10 @@ class CollectivePlan:
             or send.chunk not in range(self.num_chunks)
         ):
             raise ValueError(
-                "A send must go from one device of the plan to another one, "
-                f"with a chunk of the plan. Received: {send} in round "
-                f"{number}, of {self.num_devices} devices and "
-                f"{self.num_chunks} chunks, counted from 0."
+                "A send must carry a chunk of the plan from one of its "
+                f"devices to another. Received: {send} in round {number}, of "
+                f"{self.num_devices} devices and {self.num_chunks} chunks, "
+                "counted from 0."
             )
         if send.adds and self.operation not in SUMS:
             raise ValueError(
@@ -174,7 +170,7 @@ class CollectivePlan:
                     raise ValueError(
                         "A plan must add every device's value once. Received: "
                         f"{send} in round {number} adds the value of device "
-                        f"{min(twice)}{where}. Leave out one of the two."
+                        f"{min(twice)}{where}. Remove one of the two."
                     )
             so_far |= arriving.devices
         elif not there.devices <= arriving.devices:
@@ -189,7 +185,7 @@ class CollectivePlan:
             raise ValueError(
                 "A plan must send no chunk to a device that has it. Received: "
                 f"{send} in round {number}, where device {send.target} has "
-                f"chunk {send.chunk} already. Leave it out."
+                f"chunk {send.chunk} already. Remove it."
             )
 
     def _check_end(self, contents) -> None:
@@ -199,18 +195,18 @@ class CollectivePlan:
             missing = wanted - (found.devices if found else frozenset())
             if missing:
                 raise ValueError(
-                    f"At the end of a {self.operation} nothing may be missing. "
-                    f"Received: device {device} ends with chunk {chunk} "
-                    f"without the value of device {min(missing)}. Add a send "
-                    "that brings it."
+                    f"At the end of a {self.operation} no value may be "
+                    f"missing. Received: device {device} ends with chunk "
+                    f"{chunk} without the value of device {min(missing)}. Add "
+                    "a send of it."
                 )
             if numbers.setdefault(chunk, found.number) != found.number:
                 raise ValueError(
                     "All devices must end with sums that were added up in the "
                     "same order, or they differ in the last digits. Received: "
-                    f"chunk {chunk} of device {device} was added up in "
-                    "another order than that of the first device. Let one "
-                    "device add it up and send the sum to the others."
+                    f"chunk {chunk} of device {device}, added up in another "
+                    "order than on the first device. Let one device add it up "
+                    "and send the sum to the others."
                 )
 
     def _explain_deadlock(self, number, send, contents) -> str:
@@ -241,7 +237,7 @@ class CollectivePlan:
             send = waited_for
         return (
             "A device must have a chunk before the round in which it sends "
-            "it. Received a plan that would wait for ever: in round "
-            f"{number} {'; '.join(story)}. Move the first of these sends to a "
-            "later round, or what it waits for to an earlier one."
+            f"it. Received a plan that would wait for ever: in round {number} "
+            f"{'; '.join(story)}. Move the first of these sends to a later "
+            "round, or the send that it waits for to an earlier one."
         )

@@ -15,7 +15,7 @@ from tfscale.collectives.planning.send import Send
 # own, chunk d is that of device d.
 #
 #                     begins with                    ends with
-#   reduce            each: all chunks               the root: their sums
+#   reduce            each: all chunks               device 0: their sums
 #   all_reduce        each: all chunks               each: their sums
 #   reduce_scatter    each: all chunks               device d: sum of chunk d
 #   all_gather        device d: chunk d              each: all chunks
@@ -75,7 +75,7 @@ class Contents:
         everybody = frozenset(devices)
         if plan.operation == "reduce_scatter":
             return {(device, device): everybody for device in devices}
-        ends = [plan.root] if plan.operation == "reduce" else devices
+        ends = [0] if plan.operation == "reduce" else devices
         adds = plan.operation in SUMS
         return {
             (end, chunk): everybody if adds else frozenset([chunk])
@@ -93,8 +93,8 @@ class Contents:
         return Content(devices, number)
 
 
-def checked_root(operation: str, num_devices: int, root: int | None):
-    """The root of an operation, by default device 0; `None` if it has none."""
+def check_operation(operation: str, num_devices: int) -> None:
+    """Refuses an unknown operation, or less than one device."""
     if operation not in OPERATIONS:
         raise ValueError(
             f"`operation` must be one of {', '.join(OPERATIONS)}. Received: "
@@ -105,17 +105,3 @@ def checked_root(operation: str, num_devices: int, root: int | None):
             "`num_devices` must be at least 1. Received: "
             f"num_devices={num_devices}."
         )
-    if operation != "reduce":
-        if root is not None:
-            raise ValueError(
-                "Only a reduce has a root. Received: "
-                f"root={root} for {operation}. Leave it out."
-            )
-        return None
-    root = 0 if root is None else root
-    if root not in range(num_devices):
-        raise ValueError(
-            f"`root` must be one of the devices. Received: root={root} for "
-            f"{num_devices} devices. Take one of 0 to {num_devices - 1}."
-        )
-    return root

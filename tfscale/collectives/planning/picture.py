@@ -33,27 +33,16 @@ def as_text(plan: CollectivePlan) -> str:
         for device in range(plan.num_devices)
     ]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = [_headline(plan)]
+    sizes = (
+        _count(plan.num_devices, "device"),
+        _count(plan.num_chunks, "chunk"),
+        _count(plan.num_rounds, "round"),
+    )
+    lines = [f"{plan.name} {plan.operation}: {', '.join(sizes)}"]
     for device, row in enumerate(cells):
         padded = [cell.ljust(width) for cell, width in zip(row, widths)]
         lines.append("  ".join([f"  device {device}", *padded]).rstrip())
     return "\n".join(lines)
-
-
-def _headline(plan: CollectivePlan) -> str:
-    """Algorithm, operation and sizes of a plan, in a line.
-
-    >>> from tfscale.collectives.planning.algorithms import direct
-    >>> _headline(direct("reduce", 4, root=2))
-    'direct reduce to device 2: 4 devices, 1 chunk, 1 round'
-    """
-    root = "" if plan.root is None else f" to device {plan.root}"
-    return (
-        f"{plan.name} {plan.operation}{root}: "
-        f"{_count(plan.num_devices, 'device')}, "
-        f"{_count(plan.num_chunks, 'chunk')}, "
-        f"{_count(plan.num_rounds, 'round')}"
-    )
 
 
 def _count(number, name):

@@ -40,8 +40,7 @@ class Send(NamedTuple):
         if not match:
             raise ValueError(
                 "A send must be a device, '>', a device, ':' or '+', and a "
-                f"chunk. Received: {text!r}. Write, for example, '0>1:2' for "
-                "chunk 2 that device 1 gets from device 0 and stores, or "
-                "'0>1+2' if it adds it to its own."
+                f"chunk. Received: {text!r}. Write '0>1:2' if device 1 stores "
+                "chunk 2 of device 0, or '0>1+2' if it adds the chunk."
             )
         return cls(int(match[1]), int(match[2]), int(match[4]), match[3] == "+")

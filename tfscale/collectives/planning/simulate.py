@@ -2,36 +2,9 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.costs import Costs
-
-
-class Message(NamedTuple):
-    """A message of a device to another one in a round, in one piece.
-
-    Args:
-        round: Index of the round, from 0.
-        source: Index of the device that sends.
-        target: Index of the device that gets it.
-        chunks: The chunks that are in it.
-        start: Time at which the first byte leaves, in seconds.
-        end: Time at which the last byte is there.
-
-    Example:
-
-    >>> message = Message(0, 0, 1, chunks=(2,), start=0.0, end=0.5)
-    >>> message.end - message.start
-    0.5
-    """
-
-    round: int
-    source: int
-    target: int
-    chunks: tuple[int, ...]
-    start: float
-    end: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +13,6 @@ class Simulation:
 
     Args:
         plan: The plan.
-        messages: One for each round, source and target that has one.
         makespan: Seconds until the last device has its result.
         bytes_sent: Per device.
         bytes_received: Per device.
@@ -54,7 +26,6 @@ class Simulation:
     """
 
     plan: CollectivePlan
-    messages: tuple[Message, ...]
     makespan: float
     bytes_sent: tuple[float, ...]
     bytes_received: tuple[float, ...]
@@ -96,22 +67,18 @@ def simulate(
         )
     chunk_bytes = num_bytes / plan.num_chunks
     clock = _Clock(plan, costs, chunk_bytes)
-    messages = []
-    for number, sends in enumerate(plan.rounds):
+    for sends in plan.rounds:
         # In the order in which the first chunk of each stands in the round.
         of_links = {}
         for send in sends:
             of_links.setdefault((send.source, send.target), []).append(send)
         arrived = []
-        for (source, target), of_link in of_links.items():
-            start, end = clock.transfer(of_link)
-            chunks = tuple(send.chunk for send in of_link)
-            messages.append(Message(number, source, target, chunks, start, end))
+        for of_link in of_links.values():
+            end = clock.transfer(of_link)
             arrived += [(send, end) for send in of_link]
         clock.arrive(arrived)
     return Simulation(
         plan,
-        tuple(messages),
         clock.finish(),
         bytes_sent=tuple(chunk_bytes * n for n in plan.chunks_sent),
         bytes_received=tuple(chunk_bytes * n for n in plan.chunks_received),
@@ -134,7 +101,7 @@ class _Clock:
         self._cut()
 
     def transfer(self, sends):
-        """When a message leaves, and when it is there."""
+        """When a message is there."""
         source, target = sends[0].source, sends[0].target
         size = self._bytes * len(sends)
         link = size / self._costs.bandwidth_of(source, target)
@@ -143,7 +110,7 @@ class _Clock:
         start = max(ready, self._out[source])
         self._out[source] = start + link
         self._in[target] = max(start, self._in[target]) + link
-        return start, self._in[target] + self._costs.latency_of(source, target)
+        return self._in[target] + self._costs.latency_of(source, target)
 
     def arrive(self, arrived):
         """Stores and adds what has come in one round."""
@@ -172,7 +139,7 @@ class _Clock:
         size = 2 * self._bytes * plan.num_chunks
         devices = range(plan.num_devices)
         if plan.operation == "reduce":
-            devices = [plan.root]
+            devices = [0]
         chunks = range(plan.num_chunks)
         ready = [(max(self._when(d, c) for c in chunks), d) for d in devices]
         for when, device in sorted(ready):
