@@ -67,17 +67,6 @@ def _slow_file(folder, milliseconds):
     return tf.data.Dataset.from_tensor_slices(names), read
 
 
-def _slowest_node(explanation):
-    """The bottleneck by tf.data's model, whose nodes are no stages of users.
-
-    It has one node for a map and the batch after it, one for all maps of a
-    pipeline, and none for what an interleave reads. Where it is wrong `explain`
-    has to time prefixes.
-    """
-    nodes = explanation.nodes
-    return max(nodes, key=lambda node: node.seconds_per_element).name
-
-
 def _best(explanation):
     return explanation.suggestions[0]
 
@@ -87,7 +76,6 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         dataset = _range().map(_sleepy(2)).batch(_BATCH).prefetch(2)
         explanation = data.explain(dataset, seconds=_SECONDS)
         self.assertEqual(explanation.bottleneck, "map")
-        self.assertEqual(_slowest_node(explanation), "MapAndBatch")
         texts = [s.text for s in explanation.suggestions if s.gain > 1.3]
         self.assertIn("num_parallel_calls=AUTOTUNE for the map", texts)
 
@@ -113,7 +101,6 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         )
         explanation = data.explain(dataset, seconds=_SECONDS)
         self.assertEqual(explanation.bottleneck, "interleave")
-        self.assertEqual(_slowest_node(explanation), "Map")
         texts = [s.text for s in explanation.suggestions if s.gain > 1.3]
         self.assertIn("num_parallel_calls=AUTOTUNE for the interleave", texts)
 
@@ -173,7 +160,6 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         )
         explanation = data.explain(pipeline, seconds=_SECONDS)
         self.assertEqual(explanation.bottleneck, stage)
-        self.assertEqual(_slowest_node(explanation), "MapAndBatch")
         texts = [s.text for s in explanation.suggestions]
         self.assertIn("parallelism=tf.data.AUTOTUNE", texts)
         self.assertEqual(pipeline.position.value, (0, 0, 0))
@@ -317,24 +303,11 @@ class ExplanationTest(tf.test.TestCase):
         dataset = tf.data.Dataset.range(99).map(lambda x: x + 1).batch(3)
         explanation = data.explain(dataset, seconds=0.05)
         text = str(explanation)
-        for word in ("range", "map", "batch", "us/element", "batches/s"):
+        for word in ("range", "map", "batch", "batches/s"):
             self.assertIn(word, text)
         found = json.loads(json.dumps(explanation.as_dict()))
         self.assertLen(found["stages"], 3)
         self.assertIsNone(found["is_input_bound"])
-
-    def test_what_autotune_chose_is_told(self):
-        dataset = (
-            tf.data.Dataset.range(10_000)
-            .map(_sleepy(2), num_parallel_calls=tf.data.AUTOTUNE)
-            .batch(4)
-            .prefetch(tf.data.AUTOTUNE)
-        )
-        explanation = data.explain(dataset, seconds=_SECONDS)
-        self.assertTrue(any(n.parallelism for n in explanation.nodes))
-        self.assertTrue(
-            any(n.buffer_size is not None for n in explanation.nodes)
-        )
 
     def test_findings_of_the_lints_are_told(self):
         dataset = tf.data.Dataset.range(99).batch(3).shuffle(3)

@@ -12,7 +12,6 @@ from tfscale.data.explaining import lints
 from tfscale.data.explaining import stages as stages_lib
 from tfscale.data.explaining import throughput
 from tfscale.data.explaining.explanation import Explanation
-from tfscale.data.explaining.explanation import Node
 from tfscale.data.explaining.explanation import StageTime
 from tfscale.data.explaining.explanation import Suggestion
 
@@ -29,14 +28,13 @@ def explain(
 ) -> Explanation:
     """Measures a pipeline, stage by stage, and what would make it faster.
 
-    The nodes of the result are those of tf.data's own model. It has one node
-    for a map and the batch after it, and for all maps of a pipeline, so the
-    stages are timed: it runs prefixes of the pipeline in turns, each for
-    `seconds` in all, and the model's own step on one batch over and over. The
-    gain of more parallelism or of a cache is computed from these times. That
-    of prefetching, which comes from bursts, is measured: the median of three
-    rounds beside the pipeline as it is, for a quarter of `seconds` each.
-    Weights, optimizer, metrics and position are restored.
+    It runs prefixes of the pipeline in turns, each for `seconds` in all, and
+    the model's own step on one batch over and over, because tf.data's own
+    model has one node for all maps of a pipeline. The gain of more parallelism
+    or of a cache is computed from these times. The gain of prefetching, which
+    comes from bursts, is measured: the median of three rounds, against the
+    pipeline as it is, for a quarter of `seconds` each. Weights, optimizer,
+    metrics and position are restored.
 
     Args:
         pipeline: `tf.data.Dataset`; the stages of a `ResumableDataset` are
@@ -98,7 +96,6 @@ def _explained(pipeline, model, seconds):
         seconds_per_batch=whole.seconds_per_batch,
         first_batch_seconds=whole.first_batch_seconds,
         stages=stages,
-        nodes=_autotuned(pipeline, seconds),
         step_seconds=step,
         suggestions=tuple(sorted(suggestions, key=lambda s: -s.gain)),
         findings=tuple(findings),
@@ -141,29 +138,6 @@ def _gain(base, changed, seconds, consumer):
             rates[is_base] = measured.batches_per_second
         gains.append(rates[False] / rates[True])
     return statistics.median(gains)
-
-
-def _autotuned(pipeline, seconds):
-    iterator = iter(pipeline)
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        if next(iterator, None) is None:
-            break
-    nodes = []
-    model = tf.data.experimental.get_model_proto(iterator)
-    for _, node in sorted(model.nodes.items()):
-        values = {p.name: int(p.state_value) for p in node.parameters}
-        per_element = node.processing_time / 1e9 / max(node.num_elements, 1)
-        nodes.append(
-            Node(
-                name=node.name,
-                parallelism=values.get("parallelism"),
-                buffer_size=values.get("buffer_size"),
-                buffered_bytes=node.buffered_bytes,
-                seconds_per_element=per_element,
-            )
-        )
-    return tuple(nodes)
 
 
 class _StepTimes(keras.callbacks.Callback):

@@ -26,17 +26,6 @@ class StageTime:
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
-    """A transformation as tf.data runs it, with the choices of autotuning."""
-
-    name: str
-    parallelism: int | None
-    buffer_size: int | None
-    buffered_bytes: int
-    seconds_per_element: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Suggestion:
     """A change, and how much faster the pipeline is with it.
 
@@ -58,7 +47,6 @@ class Explanation:
         seconds_per_batch: Float, of the pipeline alone.
         first_batch_seconds: Float.
         stages: Tuple of `StageTime`, from the source on.
-        nodes: Tuple of `Node`.
         step_seconds: Float, the model's own step, or None without a model.
         suggestions: Tuple of `Suggestion`, the best first.
         findings: Tuple of `Finding`.
@@ -78,7 +66,6 @@ class Explanation:
     seconds_per_batch: float
     first_batch_seconds: float
     stages: tuple[StageTime, ...]
-    nodes: tuple[Node, ...]
     step_seconds: float | None
     suggestions: tuple[Suggestion, ...]
     findings: tuple
@@ -119,7 +106,6 @@ class Explanation:
         text = io.StringIO()
         console = rich.console.Console(file=text, width=80)
         console.print(self._stage_table())
-        console.print(self._node_table())
         for line in self._verdict():
             console.print(line, highlight=False, markup=False)
         return text.getvalue()
@@ -134,19 +120,6 @@ class Explanation:
                 f"{stage.added_seconds * 1e3:.2f}",
                 f"{stage.total_seconds * 1e3:.2f}",
                 "#" * round(stage.added_seconds / longest * 24),
-            )
-        return table
-
-    def _node_table(self):
-        columns = ("node", "us/element", "parallelism", "buffer", "KiB")
-        table = rich.table.Table(*columns, title="As tf.data runs it")
-        for node in self.nodes:
-            table.add_row(
-                node.name,
-                f"{node.seconds_per_element * 1e6:.1f}",
-                "" if node.parallelism is None else str(node.parallelism),
-                "" if node.buffer_size is None else str(node.buffer_size),
-                f"{node.buffered_bytes / 1024:.0f}",
             )
         return table
 
