@@ -274,8 +274,8 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
             LayerFreezing(**arguments)
 
     @parameterized.parameters(
-        (["d7"], "Received: 'd7', of which no"),
-        (["d1"], "Received: 'd1', of which no backward"),
+        (["d7"], "Received: 'd7'. "),
+        (["d1"], "Received: 'd1'. .*no backward"),
     )
     def test_layers_that_save_no_backward(self, layers, message):
         model = build()
@@ -286,7 +286,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
     def test_models_without_leading_layers(self):
         model = build(0)
         model.compile("sgd", "mse")
-        with self.assertRaisesRegex(ValueError, "There must be a leading"):
+        with self.assertRaisesRegex(ValueError, "leading layer.*: model"):
             fit(model, LayerFreezing(1.0))
 
     def test_shared_layers(self):
@@ -312,13 +312,13 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         # were frozen, to others.
         model = build()
         model.compile(optimizer(), "mse")
-        with self.assertRaisesRegex(ValueError, "beside `LayerFreezing`"):
+        with self.assertRaisesRegex(ValueError, "needs an optimizer.*use_ema"):
             fit(model, LayerFreezing(1e9, 0.0, ["d0"]))
 
     def test_beside_the_noise_scale(self):
         model = build()
         model.compile("sgd", "mse")
-        with self.assertRaisesRegex(ValueError, "Leave one out"):
+        with self.assertRaisesRegex(ValueError, ": `GradientNoiseScale` with"):
             fit(
                 model,
                 GradientAccumulation(2),

@@ -40,7 +40,7 @@ class LostChiefTest(parameterized.TestCase):
             last = logs[name].splitlines()[-1]
             self.assertRegex(
                 last,
-                r"^ConnectionError: The chief of a cluster must stay .*"
+                r"^ConnectionError: The chief of a cluster must run .*"
                 rf"the chief at localhost:\d+ {words.rstrip('$')}",
             )
             self.assertNotIn("Nor another one", logs[name])

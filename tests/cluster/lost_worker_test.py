@@ -124,7 +124,7 @@ class LostWorkerTest(parameterized.TestCase):
     @parameterized.parameters(
         ("evaluates", 0, 2, "Received: call of `evaluate` in worker 0, a step"),
         ("predicts", 2, 3, "Received: call of `predict` in worker 2, a step"),
-        ("trains", 0, 2, "tensors of workers that do not belong together"),
+        ("trains", 0, 2, "tensors of different steps"),
         ("makes variables", 1, 2, "same things.*Received: variable.* a step"),
     )
     def test_what_one_does_by_itself_is_named(self, what, who, count, expected):

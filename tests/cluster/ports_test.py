@@ -1,4 +1,4 @@
-"""A port is waited for, and named if it cannot be had."""
+"""A port is waited for, and named if it is in use."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ class PortsTest(absltest.TestCase):
         # A worker that was started again at once could not serve, of which
         # TensorFlow said "Could not start gRPC server".
         listener, address = _listener()
-        with self.assertRaisesRegex(OSError, f"{address}.*cannot be had"):
+        with self.assertRaisesRegex(OSError, f"{address}.*is in use"):
             ports.listen(address)
         threading.Timer(0.1, listener.close).start()
         ports.listen(address, 10.0).close()

@@ -141,7 +141,7 @@ class PreflightTest(parameterized.TestCase):
         with socket.socket() as server:
             server.bind(("", int(own.split(":")[1])))
             server.listen()
-            with self.assertRaisesRegex(OSError, f"{own}.*cannot be had"):
+            with self.assertRaisesRegex(OSError, f"{own}.*is in use"):
                 preflight(Cluster({"worker": (own, other)}, "worker", 0), {})
 
     def test_something_else_at_the_port_is_no_worker(self):

@@ -119,7 +119,7 @@ class PreflightTest(_StrangersTest):
 
         self.begin(call)
         with self.assertRaisesRegex(
-            ConnectionError, f"missing: {other} .*'x:1' has called, which is no"
+            ConnectionError, f"missing: {other} .*'x:1' has called"
         ):
             preflight(cluster, {}, timeout=1.5)
 

@@ -207,7 +207,7 @@ class RendezvousTest(absltest.TestCase):
         roster, presences = _meet([server])
         end_all(roster, ValueError("no\nfile"))
         with self.assertRaisesRegex(
-            ConnectionError, f"{CHIEF} has failed with ValueError: no. What it"
+            ConnectionError, f"{CHIEF} has failed with ValueError: no. See its"
         ):
             presences[server].wait_for_end()
 

@@ -61,7 +61,7 @@ class RemoteTest(parameterized.TestCase):
                 self.assertIsNone(failed, failed)
         self.assertRegex(
             output,
-            r"servers \S+ (\S+)\n(.*\n)*.*A server must stay until its "
+            r"servers \S+ (\S+)\n(.*\n)*.*A server must run until its "
             r"coordinator ends. Received: \1 has ended",
         )
 

@@ -65,7 +65,7 @@ class TwoWorkersTest(absltest.TestCase):
     def test_a_server_that_was_killed_is_named_in_time(self):
         self.assertRegex(
             self.results["server"],
-            r"^ConnectionError: Parameter servers must live.*ps 0 at localhost",
+            r"^ConnectionError: Parameter servers must run.*ps 0 at localhost",
         )
         self.assertLess(self.results["seconds"], 30.0)
 

@@ -131,8 +131,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         kinds = (BackupAndRestore, keras.callbacks.BackupAndRestore)
         if len(fit.callbacks_of(*kinds)) > 1:
             raise ValueError(
-                "One callback must restore a run. Received: another "
-                "BackupAndRestore in `callbacks`. Leave one out."
+                "Only one callback may restore a run. Received: another "
+                "BackupAndRestore in `callbacks`. Remove one."
             )
         # Its logs are complete before other callbacks read them.
         fit.callbacks.callbacks.remove(self)

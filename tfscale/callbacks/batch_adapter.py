@@ -34,9 +34,10 @@ class BatchAdapter:
             )
         if learning_rate is not None and batch_sizes is None:
             raise ValueError(
-                "The learning rate goes with the batch size. Received: "
-                f"learning_rate={learning_rate!r} without `batch_sizes`. Set "
-                "`batch_sizes`, such as (32, 1024)."
+                "`learning_rate` needs `batch_sizes`, because it follows the "
+                f"batch size. Received: learning_rate={learning_rate!r} "
+                "without `batch_sizes`. Set, for example, batch_sizes=(32, "
+                "1024)."
             )
         self._range = batch_sizes
         self._rule = learning_rate
@@ -61,7 +62,7 @@ class BatchAdapter:
         smallest, largest = self._range
         if not smallest <= start <= largest:
             raise ValueError(
-                "The pipeline must begin with a batch size in the range. "
+                "The batch size of the pipeline must be in the range. "
                 f"Received: batch_size={start}, batch_sizes={self._range}."
             )
         optimizer, last = model.optimizer, self._last_rate
@@ -145,11 +146,10 @@ class BatchAdapter:
             or epochs.steps_per_epoch is not None
         ):
             raise ValueError(
-                "The batch size of what `tfscale.data.pipeline` returned can be"
-                " adapted, in epochs of all of it. Received: "
-                f"{type(source).__name__}, "
-                f"steps_per_epoch={epochs.steps_per_epoch}. Give `fit` the "
-                "pipeline itself, and no `steps_per_epoch` and no "
+                "Only the batch size of a `tfscale.data.pipeline` can be "
+                f"adapted, in whole epochs. Received: {type(source).__name__}, "
+                f"steps_per_epoch={epochs.steps_per_epoch}. Pass the pipeline "
+                "itself to `fit`, without `steps_per_epoch` and "
                 "`class_weight`."
             )
         return source.recipe.plan
@@ -186,8 +186,8 @@ def check_learning_rate(optimizer: keras.Optimizer) -> None:
     """Raises a `ValueError` if the learning rate is no number."""
     if isinstance(optimizer.get_config().get("learning_rate"), dict):
         raise ValueError(
-            "A learning rate that is adapted must be a number. Received: an "
-            "optimizer with a schedule. Use the callback "
-            "`keras.callbacks.LearningRateScheduler`, with a function that "
+            "An adapted learning rate must be a number. Received: an "
+            "optimizer with a schedule. Use "
+            "`keras.callbacks.LearningRateScheduler` with a function that "
             "multiplies, or learning_rate=None."
         )

@@ -150,16 +150,17 @@ class GradientNoiseScale(keras.callbacks.Callback):
         )
         if model.optimizer is None or len(optimizers_of(model)) > 1:
             raise ValueError(
-                "The noise scale is of the gradients of one optimizer. "
-                "Received: a model with "
-                f"{len(optimizers_of(model))}. Remove the callback."
+                "`GradientNoiseScale` needs a model with one optimizer. "
+                f"Received: a model with {len(optimizers_of(model))}. Remove "
+                "the callback."
             )
         if strategy.num_replicas_in_sync == 1 and not accumulates:
             raise ValueError(
-                "The noise scale is measured by what replicas, or "
-                "microbatches, differ in. Received: one replica, and no "
-                "accumulation. Add `tfscale.callbacks.GradientAccumulation(2)`,"
-                " or train on a `tfscale.MeshStrategy` with data=2 or more."
+                "The noise scale is measured by the differences between "
+                "replicas or microbatches. Received: one replica, and no "
+                "accumulation. Add "
+                "`tfscale.callbacks.GradientAccumulation(2)`, or train on a "
+                "`tfscale.MeshStrategy` with data=2 or more."
             )
         extended = strategy.extended
         gathers = getattr(extended, "gathers_weights", False)
@@ -167,11 +168,10 @@ class GradientNoiseScale(keras.callbacks.Callback):
             accumulates and getattr(extended, "accumulates_shards", False)
         ):
             raise ValueError(
-                "The noise scale is measured by what the gradients of replicas "
-                "differ in. Received: "
-                f"zero_stage={extended.optimizer_states.stage}, with which a "
-                "replica has its part of their sum only. Measure it with "
-                "zero_stage=1."
+                "The noise scale is measured by the differences between whole "
+                "gradients of replicas. Received: "
+                f"zero_stage={extended.optimizer_states.stage}, which shards "
+                "them. Measure it with zero_stage=1."
             )
         if strategy.num_replicas_in_sync > 1 and not hasattr(strategy, "mesh"):
             raise TypeError(

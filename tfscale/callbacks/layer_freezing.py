@@ -89,9 +89,9 @@ class LayerFreezing(keras.callbacks.Callback):
         """Finds the layers that may be frozen."""
         if Fit(self.model).callbacks_of(GradientNoiseScale):
             raise ValueError(
-                "The noise scale is of the gradients of all weights. Received: "
-                "`GradientNoiseScale` beside `LayerFreezing`, which makes them "
-                "fewer. Leave one out."
+                "`GradientNoiseScale` needs the gradients of all weights. "
+                "Received: `GradientNoiseScale` with `LayerFreezing`. Remove "
+                "one."
             )
         _check_optimizer(self.model)
         frozen = list(
@@ -188,11 +188,11 @@ def _check_optimizer(model):
     use_ema = getattr(optimizer, "use_ema", False)
     if use_ema or isinstance(optimizer, keras.optimizers.MultiOptimizer):
         raise ValueError(
-            "An optimizer must work with some of its weights. Received: a "
-            f"{type(optimizer).__name__} with {use_ema=} beside "
-            "`LayerFreezing`. When `fit` ends Keras writes averages to the "
-            "weights that are left, in the order of all; and a MultiOptimizer "
-            "takes the gradients of all. Leave the callback, or that, out."
+            "`LayerFreezing` needs an optimizer that can train some of its "
+            f"weights. Received: a {type(optimizer).__name__} with "
+            f"use_ema={use_ema!r}. Keras writes averages back in the order of "
+            "all weights when `fit` ends, and a MultiOptimizer needs all "
+            "gradients. Remove the callback, or change the optimizer."
         )
 
 
@@ -224,27 +224,27 @@ def _leading_layers(model, names, frozen):
             continue
         if any(uses[id(v)] > 1 for v in call.variables):
             raise ValueError(
-                "A layer that is frozen must be called once and have weights "
-                f"of its own. Received: layer {call.name!r}, whose weights are "
-                "used elsewhere too. Set its `trainable = False` before, or "
-                "leave it, and all after it, out of `layers`."
+                "A frozen layer must be called once and share no weights. "
+                f"Received: layer {call.name!r}, whose weights are also used "
+                "elsewhere. Set its `trainable = False` before `fit`, or "
+                "leave it, and all layers after it, out of `layers`."
             )
         found.append(layer)
     missing = {*(names or ())} - {layer.name for layer in found}
     if missing:
         raise ValueError(
-            "`layers` must be layers with trainable weights, before which "
-            "nothing else is trained. Received: "
-            f"{', '.join(map(repr, sorted(missing)))}, of which no backward "
-            "would be spared. The leading layers of the model are "
-            f"{', '.join(repr(call.name) for call in calls[:5])}."
+            "`layers` must have trainable weights and follow no layer that "
+            "stays trainable. Received: "
+            f"{', '.join(map(repr, sorted(missing)))}. Freezing these would "
+            "skip no backward computation. The leading layers of the model "
+            f"are {', '.join(repr(call.name) for call in calls[:5])}."
         )
     if not reached:
         found = found[:-1]
     if not found:
         raise ValueError(
-            "There must be a leading layer with weights that can be frozen, "
-            "and one after it that is trained. Received: model "
-            f"{model.name!r} with layers={names}. Leave the callback out."
+            "The model must have a leading layer to freeze and a trained "
+            f"layer after it. Received: model {model.name!r} with "
+            f"layers={names}. Remove the callback."
         )
     return found

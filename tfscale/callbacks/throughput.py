@@ -93,8 +93,8 @@ class Throughput(keras.callbacks.Callback):
         if peak_tflops is not None and not 0 < peak_tflops < float("inf"):
             raise ValueError(
                 "`peak_tflops` must be above 0: 10^12 FLOP/s of a device. "
-                f"Received: peak_tflops={peak_tflops!r}. Leave it out if it is "
-                "not known."
+                f"Received: peak_tflops={peak_tflops!r}. Omit it if it is "
+                "unknown."
             )
         self.peak_tflops = peak_tflops
         self._told: set[str] = set()

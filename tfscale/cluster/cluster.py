@@ -40,8 +40,8 @@ class Cluster:
         unknown = [job for job in self.jobs if job not in JOBS]
         if unknown or not self.jobs:
             raise ValueError(
-                f"The jobs of a cluster are some of {JOBS}. "
-                f"Received: {unknown or self.jobs!r}."
+                f"The jobs of a cluster must be among {JOBS}. Received: "
+                f"{unknown or self.jobs!r}."
             )
         for address in self.addresses:
             if not _is_address(address):
@@ -54,7 +54,7 @@ class Cluster:
         twice = [address for address, count in times.items() if count > 1]
         if twice:
             raise ValueError(
-                "Each process of a cluster must have an address of its own. "
+                "Each process of a cluster must have its own address. "
                 f"Received: {twice[0]!r} more than once."
             )
         counts = {job: len(addresses) for job, addresses in self.jobs.items()}
@@ -111,7 +111,7 @@ class Cluster:
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"TF_CONFIG must be JSON. Received: {_short(text)}, which is "
-                f"none at character {error.pos}: {error.msg}."
+                f"invalid at character {error.pos}: {error.msg}."
             ) from None
         except (RecursionError, ValueError) as error:
             raise ValueError(

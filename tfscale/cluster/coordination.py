@@ -76,8 +76,8 @@ class Coordination:
             self.check_all_there()
             if subject and time.monotonic() - start > _PATIENCE_SECONDS:
                 logging.warning(
-                    "Worker %d waits for worker %d, which has not come as far "
-                    "as this yet: %s.",
+                    "Worker %d waits for worker %d, which has not reached "
+                    "this step yet: %s.",
                     self.index,
                     index,
                     subject,
@@ -141,9 +141,9 @@ class Coordination:
                 raise ValueError(
                     "All workers must do the same things in the same order. "
                     f"Received: {subject} in worker {self.index}, "
-                    f"{other_subject} in worker {other}. What trains, "
-                    "evaluates, predicts or makes variables must not depend on "
-                    "which worker it is."
+                    f"{other_subject} in worker {other}. Code that trains, "
+                    "evaluates, predicts or creates variables must not depend "
+                    "on the worker."
                 )
             if other_digest != digest:
                 self.give(f"facts {name}", facts)
@@ -158,7 +158,7 @@ class Coordination:
         raise ValueError(
             f"All workers must have the same {name}. Received: {here} in "
             f"worker {self.index}, {there} in worker {other}. Run the same "
-            "program with the same settings in all of them."
+            "program with the same settings in each."
         )
 
     def first_to_claim(self, name: str) -> int:

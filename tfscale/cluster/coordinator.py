@@ -158,10 +158,10 @@ def _report(address, machine_answers):
     connections are closed, and what waits for them fails.
     """
     logging.error(
-        "A server must stay until its coordinator ends. Received: %s %s. What "
-        "it printed says why. Start all processes again; with "
-        "`tfscale.callbacks.BackupAndRestore` they go on where the last backup "
-        "was made.",
+        "A server must run until its coordinator ends. Received: %s %s. See "
+        "its last output. Start all processes again; with "
+        "`tfscale.callbacks.BackupAndRestore` they continue from the last "
+        "backup.",
         address,
         "has ended" if machine_answers else "does not answer any more",
     )

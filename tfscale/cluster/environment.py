@@ -66,7 +66,7 @@ def _number(environ, name, default):
     if not text.isdecimal():
         raise ValueError(
             f"The environment variable {name} must be a number. Received: "
-            f"{text!r}. Correct it, or set TF_CONFIG, which goes before."
+            f"{text!r}. Correct it, or set TF_CONFIG, which takes precedence."
         )
     return int(text)
 
@@ -86,8 +86,8 @@ def _slurm(environ):
     total = _number(environ, "SLURM_STEP_NUM_TASKS", "1")
     if len(hosts) != len(counts) or sum(counts) != total:
         raise ValueError(
-            "The hosts of a Slurm step must have its tasks. Received: hosts "
-            f"{hosts} with {counts} tasks, of {total}."
+            "The hosts of a Slurm step must run all of its tasks. Received: "
+            f"hosts {hosts} with {counts} tasks, of {total}."
         )
     # Tasks are taken to lie in blocks, as `srun` lays them by default.
     job = _number(environ, "SLURM_JOB_ID", "")

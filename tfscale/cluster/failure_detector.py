@@ -48,8 +48,8 @@ _SECONDS_TO_KNOW = 5.0
 _SECONDS_BETWEEN_COUNTS = 0.2
 _SECONDS_TO_ANSWER = 5.0  # Python stands still while TensorFlow connects
 _HAS_ENDED = (
-    "has ended while others wait for it (it exited, or they do something that "
-    "needs all and that it does not, such as `evaluate`)"
+    "has ended while others wait for it (it exited, or they called something "
+    "that needs all workers, such as `evaluate`, and it did not)"
 )
 _STOOD_STILL = "(this one) stood still for so long that the others have ended"
 _DOES_NOT_ANSWER = (
@@ -63,10 +63,10 @@ _SERVICE = "/tensorflow.CoordinationService/"
 # TensorFlow says that shapes or dtypes of a "collective instance" differ.
 _DIFFERENT = (
     "All workers must do the same things in the same order. Received: tensors "
-    "of workers that do not belong together, because one of them has gone on "
-    "to something else. What ends `fit` or an epoch in one worker, such as a "
-    "callback that sets `stop_training`, must end it in all of them; so must "
-    "what calls `fit`, `evaluate` or `predict`."
+    "of different steps, because a worker has moved on to something else. If "
+    "a callback ends `fit` or an epoch (`stop_training`), it must do so in "
+    "all workers; calls of `fit`, `evaluate` and `predict` must be the same "
+    "in all of them, too."
 )
 
 
@@ -160,7 +160,7 @@ class FailureDetector:
             first_line = str(error).splitlines()[0][:200]
             raise ConnectionError(
                 "All workers must reach the ports of all others. Received: "
-                f"within {timeout:g} s, at {self._cluster.address}, TensorFlow "
+                f"after {timeout:g} s, at {self._cluster.address}, TensorFlow "
                 f"has not connected {', '.join(self._cluster.addresses)}, "
                 f"though all of them answer ({first_line}). Look for a "
                 "firewall, or for a name with several addresses."
@@ -236,11 +236,11 @@ class FailureDetector:
             if lost in addresses
         )
         return (
-            "All workers must be there until all have ended. Received: "
-            f"{name} at {lost} {how}. What it printed last says why. Start all "
-            "of them again, which `python -m tfscale.launch --max_restarts` "
-            "does; with `tfscale.callbacks.BackupAndRestore` they go on where "
-            "the last backup was made."
+            f"All workers must run until all have ended. Received: {name} at "
+            f"{lost} {how}. See its last output. Start all of them again, as "
+            "`python -m tfscale.launch --max_restarts` does; with "
+            "`tfscale.callbacks.BackupAndRestore` they continue from the last "
+            "backup."
         )
 
     @contextlib.contextmanager

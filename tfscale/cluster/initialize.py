@@ -160,10 +160,10 @@ def _check_not_started():
         threading.set_inter_op_parallelism_threads(count + 1)
     except RuntimeError as error:
         raise RuntimeError(
-            "`tfscale.initialize` must come before TensorFlow starts its "
+            "`tfscale.initialize` must be called before TensorFlow starts its "
             "devices (with the first tensor, variable or list of logical "
-            "devices). Received: a call after that. Call it first thing after "
-            "the imports."
+            "devices). Received: a later call. Call it right after the "
+            "imports."
         ) from error
     threading.set_inter_op_parallelism_threads(count)
 
@@ -174,15 +174,16 @@ def _check_jobs(cluster, coordinator):
     others = sorted(set(cluster.jobs) - known)
     if others or (has_servers and len(cluster.jobs.get("chief", ())) != 1):
         raise ValueError(
-            "Workers that all run the same program are the jobs 'chief' and "
-            "'worker'; with parameter servers, 'ps', there is one 'chief'. "
+            "A cluster must have the jobs 'chief' and 'worker', or, with "
+            "parameter servers, 'chief', 'worker' and 'ps' with one 'chief'. "
             f"Received: a cluster of {sorted(cluster.jobs)}."
         )
     if has_servers and coordinator:
         raise ValueError(
-            "A chief with parameter servers hands steps to workers, and has no "
-            "devices of theirs. Received: coordinator=True in a cluster with "
-            "'ps'. Leave it out, or start the program without --num_ps."
+            "`coordinator` must be False in a cluster with parameter servers, "
+            "whose chief uses no other process' devices. Received: "
+            "coordinator=True in a cluster with 'ps'. Remove it, or start the "
+            "program without --num_ps."
         )
 
 

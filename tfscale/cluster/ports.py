@@ -35,10 +35,10 @@ def listen(address: str, patience: float = 0.0) -> socket.socket:
         except OSError as error:
             if time.monotonic() > end:
                 raise OSError(
-                    "A process of a cluster must have its port for itself. "
-                    f"Received: {address}, and port {port} of this machine "
-                    f"cannot be had ({error.strerror}). End what uses it, or "
-                    "take another port."
+                    "The port of a process of a cluster must be free. "
+                    f"Received: {address}, and port {port} of this machine is "
+                    f"in use ({error.strerror}). End the program that uses it, "
+                    "or choose another port."
                 ) from None
         time.sleep(0.05)
 

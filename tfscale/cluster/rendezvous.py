@@ -186,10 +186,10 @@ class Rendezvous:
         while missing := self._missing():
             if self._is_here:
                 raise ValueError(
-                    "Each process of a cluster must have an address of its "
-                    f"own. Received: {self._address!r} and "
-                    f"{self._is_here[0]!r}, which are one process. Give each "
-                    "process of a machine another port."
+                    "Each process of a cluster must have its own address. "
+                    f"Received: {self._address!r} and {self._is_here[0]!r}, "
+                    "which are one process. Give each process of a machine "
+                    "another port."
                 )
             waited = time.monotonic() - start
             reasons = "; ".join(f"{a} ({why})" for a, why in missing.items())
@@ -197,14 +197,14 @@ class Rendezvous:
                 stranger = ""
                 if self._strange is not None:
                     stranger = (
-                        f" {self._strange!r} has called, which is none of the "
-                        "addresses here."
+                        f" {self._strange!r} has called, but is none of these "
+                        "addresses."
                     )
                 raise MissingError(
-                    "All processes of a cluster must be there. Received: after "
-                    f"{timeout:g} s, at {self._address}, still missing: "
+                    "All processes of a cluster must be running. Received: "
+                    f"after {timeout:g} s, at {self._address}, still missing: "
                     f"{reasons}.{stranger} Start them, or correct the "
-                    "addresses; what they print says more.",
+                    "addresses; see their output.",
                     missing,
                 )
             if waited > patience and not is_logged:
@@ -432,8 +432,8 @@ class Rendezvous:
                     for a in missing
                 )
                 raise ConnectionError(
-                    f"All {others} must be there. Received: after {timeout:g} "
-                    f"s, still missing: {found}. What they print says why."
+                    f"All {others} must be running. Received: after "
+                    f"{timeout:g} s, still missing: {found}. See their output."
                 )
             time.sleep(_POLLING_SECONDS)
 
@@ -473,9 +473,9 @@ class Rendezvous:
             if word == "failed":
                 how = f"has failed with {error}"
             raise ConnectionError(
-                "The chief of a cluster must stay until its program is over. "
-                f"Received: the chief at {first} {how}. What it printed says "
-                "why; this process ends with it. Start all of them again."
+                "The chief of a cluster must run until its program is over. "
+                f"Received: the chief at {first} {how}. See its last output; "
+                "this process ends with it. Start all of them again."
             )
 
 

@@ -39,17 +39,17 @@ def use_virtual_devices(
     check_integer("num_devices", num_devices)
     if (device_type == "GPU" and num_devices > 1) == (memory_limit is None):
         raise ValueError(
-            "`memory_limit` must be given to split a GPU, and for nothing "
-            f"else. Received: num_devices={num_devices}, "
+            "`memory_limit` must be given to split a GPU, and only then. "
+            f"Received: num_devices={num_devices}, "
             f"device_type={device_type!r}, memory_limit={memory_limit}."
         )
     physical = tf.config.list_physical_devices(device_type)
     if not physical:
         types = {d.device_type for d in tf.config.list_physical_devices()}
         raise ValueError(
-            "Virtual devices are parts of a physical device of their type. "
-            f"Received: device_type={device_type!r}, but this machine has "
-            f"only {', '.join(sorted(types))}."
+            "Virtual devices must split a physical device of their type. "
+            f"Received: device_type={device_type!r}, but this machine has only "
+            f"{', '.join(sorted(types))}."
         )
     one = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)
     try:
@@ -60,9 +60,9 @@ def use_virtual_devices(
         started = len(tf.config.list_logical_devices(device_type))
         if started != num_devices:
             raise RuntimeError(
-                "`use_virtual_devices` must come before TensorFlow starts its "
-                "devices (with the first tensor, variable or list of logical "
-                f"devices). Received: num_devices={num_devices}, but "
-                f"TensorFlow runs with {started} {device_type} devices "
-                "already. Call it first thing after the imports."
+                "`use_virtual_devices` must be called before TensorFlow "
+                "starts its devices (with the first tensor, variable or list "
+                f"of logical devices). Received: num_devices={num_devices}, "
+                f"but TensorFlow already runs with {started} {device_type} "
+                "devices. Call it right after the imports."
             ) from error

@@ -191,10 +191,10 @@ def _check_same(expected, found):
     (path, value), (other, again) = pairs[0]
     raise ValueError(
         "`build_model` must build the same model each time, with the same "
-        "initial weights after `keras.utils.set_random_seed`. Received: on one "
-        f"device {path!r} of shape {np.shape(value)}, and then {other!r} of "
-        f"shape {np.shape(again)}, with other values. Leave out what depends "
-        "on the time, on a counter or on another call."
+        "initial weights after `keras.utils.set_random_seed`. Received: on "
+        f"one device {path!r} of shape {np.shape(value)}, and then {other!r} "
+        f"of shape {np.shape(again)}, with other values. Avoid anything that "
+        "depends on the time, a counter or an earlier call."
     )
 
 

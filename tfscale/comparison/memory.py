@@ -39,8 +39,7 @@ def within_memory() -> Iterator[None]:
 def _error(received):
     free = free_bytes()
     return ValueError(
-        "What is compared must fit one device, with its optimizer's slots. "
-        f"Received: {received}, where "
-        f"{readable_bytes(free or 0)} of the host are free. Compare the same "
-        "model at a smaller width or depth."
+        "The model and its optimizer's slots must fit one device. Received: "
+        f"{received}, where {readable_bytes(free or 0)} of the host are free. "
+        "Compare the same model at a smaller width or depth."
     )

@@ -158,8 +158,8 @@ class Comparison:
         )
         if self._without_gradient:
             yield (
-                f"{len(self._without_gradient)} weights have no gradient but "
-                f"rounding errors: {', '.join(self._without_gradient[:3])}."
+                f"{len(self._without_gradient)} weights have only rounding "
+                f"errors as gradients: {', '.join(self._without_gradient[:3])}."
             )
         if self.drawing:
             yield (

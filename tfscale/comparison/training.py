@@ -139,6 +139,6 @@ def _compiled(model, argument):
         raise ValueError(
             f"`{argument}` must return a compiled model. Received: "
             f"{model.name!r}, which is not. Call `compile` in `build_model`; a "
-            "compiled model that a `PipelineModel` wraps stays compiled."
+            "`PipelineModel` keeps it."
         )
     return model

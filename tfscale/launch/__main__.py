@@ -152,9 +152,8 @@ def _check_elastic():
     if HOSTS.value:
         if most is not None or least > len(HOSTS.value):
             raise app.UsageError(
-                "--min_workers and --max_workers: with --hosts the first is at "
-                "most their number, which the second is: leave that out. "
-                "Received: "
+                "With --hosts, --min_workers must be at most their number, "
+                "and --max_workers must be omitted. Received: "
                 f"--min_workers={least}, --max_workers={most}, "
                 f"{len(HOSTS.value)} hosts."
             )
@@ -162,15 +161,15 @@ def _check_elastic():
     first = NUM_WORKERS.value
     if None in (least, most) or not least <= (first or least) <= most:
         raise app.UsageError(
-            "--min_workers and --max_workers go together, the first at most "
-            "the second, and --num_workers between them. Received: "
-            f"--min_workers={least}, --max_workers={most}, "
+            "--min_workers and --max_workers must be given together, the "
+            "first at most the second, and --num_workers between them. "
+            f"Received: --min_workers={least}, --max_workers={most}, "
             f"--num_workers={first}."
         )
     if NUM_PS.value:
         raise app.UsageError(
             "--min_workers and --max_workers are not for --num_ps. Received: "
-            f"--num_ps={NUM_PS.value}. Leave it out."
+            f"--num_ps={NUM_PS.value}. Remove it."
         )
 
 
@@ -178,7 +177,7 @@ def _cluster_of_several_machines():
     if HOSTS.value == []:
         raise app.UsageError(
             "--hosts must name the hosts, such as --hosts=a:2222,b:2222. "
-            "Received: none. Name them, or leave the flag out."
+            "Received: none."
         )
     if HOSTS.value:
         if NUM_WORKERS.value or NUM_PS.value:
@@ -288,7 +287,7 @@ def _task(cluster, local_rank, environ=None):
             environ["TFSCALE_VIRTUAL_DEVICES"] = str(count)
         elif (local_rank + 1) * count > len(gpus):
             raise app.UsageError(
-                "Each worker must have GPUs of its own. Received: "
+                "Each worker needs its own GPUs. Received: "
                 f"--devices_per_worker={count} for worker {local_rank}, on a "
                 f"machine of {len(gpus)} GPUs."
             )
@@ -311,9 +310,9 @@ def _free_ports(count):
                 one.bind(("", 0))
         except OSError as error:
             output.say(
-                "Each process must have a free port of this machine. Received: "
+                "Each process needs a free port of this machine. Received: "
                 f"none for one of {count} processes ({error.strerror}). End "
-                "what uses them, start fewer processes, or widen "
+                "programs that use ports, start fewer processes, or widen "
                 "net.ipv4.ip_local_port_range."
             )
             sys.exit(1)

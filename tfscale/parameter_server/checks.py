@@ -26,9 +26,8 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
         raise ValueError(
             "`ParameterServerModel` must be made in the scope of a "
             "`tfscale.ParameterServerStrategy`. Received: "
-            f"{type(strategy).__name__}. Use `with strategy.scope():`; under a "
-            "`MeshStrategy` a model is trained as it is, or as a "
-            "`PipelineModel`."
+            f"{type(strategy).__name__}. Use `with strategy.scope():`; a "
+            "`MeshStrategy` trains a plain model or a `PipelineModel`."
         )
 
 
@@ -40,9 +39,8 @@ def check_model(model: Any) -> None:
         )
     if isinstance(getattr(model, "model", None), keras.Model):
         raise ValueError(
-            "A model is wrapped once: parameter servers and pipelines do not "
-            f"go together. Received: a {type(model).__name__}. Wrap the model "
-            "that is inside of it."
+            "A model can be wrapped only once, for parameter servers or as a "
+            f"pipeline. Received: a {type(model).__name__}. Wrap its `model`."
         )
     if not model.built:
         raise ValueError(
@@ -66,11 +64,11 @@ def check_variables(
             v.path for v in [*model.weights, *wrapped] if id(v) in ids ^ now
         )
         raise ValueError(
-            "A model's layers must keep their variables once it is wrapped, "
-            "because workers run functions that were traced with them. "
-            f"Received: {model.name!r}, whose variable {path!r} was created "
-            "or taken away later. Call `enable_lora`, `quantize` and the like "
-            "before, in the scope of the strategy, or wrap the model again."
+            "The variables of a wrapped model must stay the same, because "
+            "workers run functions traced with them. Received: "
+            f"{model.name!r}, whose variable {path!r} was created or removed "
+            "later. Call `enable_lora`, `quantize` and the like before "
+            "wrapping, in the scope of the strategy, or wrap the model again."
         )
 
 
@@ -78,13 +76,13 @@ def check_steps(run_eagerly: bool, jit_compile: Any) -> None:
     """Refuses steps that workers cannot run."""
     if run_eagerly:
         raise ValueError(
-            "Workers run functions. Received: run_eagerly=True. Leave it out; "
-            "to look into a step, run it without parameter servers."
+            "Workers cannot run eagerly. Received: run_eagerly=True. Remove "
+            "it; to debug a step, run it without parameter servers."
         )
     if jit_compile not in ("auto", False, None):
         raise ValueError(
-            "XLA cannot compile a step whose variables are elsewhere. "
-            f"Received: jit_compile={jit_compile!r}. Leave it out."
+            "XLA cannot compile a step whose variables are in other "
+            f"processes. Received: jit_compile={jit_compile!r}. Remove it."
         )
 
 
@@ -99,23 +97,22 @@ def check_optimizer(model: keras.Model) -> None:
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "A scale for the loss follows from steps one after the other, "
-            "which workers do not make. Received: a LossScaleOptimizer, or the "
-            "policy 'mixed_float16', which makes one. Use 'mixed_bfloat16'."
+            "Loss scaling needs steps in sequence, and workers run theirs "
+            "concurrently. Received: a LossScaleOptimizer, or the policy "
+            "'mixed_float16', which makes one. Use 'mixed_bfloat16'."
         )
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
-            "Gradients accumulate over steps one after the other, which "
-            "workers do not make. Received: gradient_accumulation_steps="
+            "Gradient accumulation needs steps in sequence, and workers run "
+            "theirs concurrently. Received: gradient_accumulation_steps="
             f"{optimizer.gradient_accumulation_steps}. Use larger batches."
         )
     if optimizer.use_ema and optimizer.ema_overwrite_frequency:
         raise ValueError(
-            "`ema_overwrite_frequency` counts `iterations`, and workers do "
-            "not see each value of it. Received: "
-            f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}. "
-            "Leave it out: averages take the weights' place at the end of "
-            "`fit`."
+            "`ema_overwrite_frequency` is not supported: workers do not see "
+            "every value of `iterations`. Received: ema_overwrite_frequency="
+            f"{optimizer.ema_overwrite_frequency}. Remove it: averages replace "
+            "the weights at the end of `fit`."
         )
     _check_on_servers(optimizer.variables, f"the optimizer {optimizer.name!r}")
     if optimizer.clipnorm or isinstance(optimizer, _NOT_ELEMENTWISE):
@@ -126,13 +123,12 @@ def _check_no_shards(model, optimizer):
     for layer in attributes.flatten_layers(model):
         if (getattr(layer, "num_shards", None) or 1) > 1:
             raise ValueError(
-                "What is done by the norm of a variable, or by its rows and "
-                "columns, needs the whole of it. Received: "
-                f"{type(optimizer).__name__} with clipnorm="
-                f"{optimizer.clipnorm}, and {layer.name!r} is in "
+                "An optimizer that uses a norm, or the rows and columns, of a "
+                "variable needs the whole variable. Received: "
+                f"{type(optimizer).__name__} with "
+                f"clipnorm={optimizer.clipnorm}, and {layer.name!r} in "
                 f"{layer.num_shards} shards. Use `global_clipnorm` or "
-                "`clipvalue`, an optimizer that is elementwise, or "
-                "num_shards=1."
+                "`clipvalue`, an elementwise optimizer, or num_shards=1."
             )
 
 
@@ -141,11 +137,12 @@ def check_callbacks(callbacks: Any) -> None:
     for callback in keras.tree.flatten(callbacks or []):
         if isinstance(callback, _OF_STEPS):
             raise ValueError(
-                "What is saved, accumulated or measured between two steps "
-                "needs steps one after the other, which workers do not make. "
-                f"Received: {type(callback).__name__}. To go on after a "
-                "failure use `keras.callbacks.ModelCheckpoint`, which saves "
-                "between epochs."
+                "A callback that saves, accumulates or measures between two "
+                "steps needs steps in sequence, and workers run theirs "
+                f"concurrently. Received: {type(callback).__name__}. To "
+                "continue after a failure use "
+                "`keras.callbacks.ModelCheckpoint`, which saves between "
+                "epochs."
             )
 
 
@@ -153,9 +150,9 @@ def check_no_class_weight(class_weight: Any) -> None:
     """Refuses weights of classes if workers create their data."""
     if class_weight is not None:
         raise ValueError(
-            "Keras weights the classes of a dataset, and not of a function of "
-            f"data for workers. Received: class_weight={class_weight}. Let the "
-            "function return (x, y, sample_weight)."
+            "`class_weight` applies to a dataset, and not to a function that "
+            f"returns one per worker. Received: class_weight={class_weight}. "
+            "Let the function return (x, y, sample_weight)."
         )
 
 
@@ -163,21 +160,21 @@ def check_training_data(x: Any, steps_per_epoch: int | None) -> None:
     """Refuses data that several workers cannot train on."""
     if not isinstance(x, tf.data.Dataset):
         raise ValueError(
-            "`fit` on parameter servers takes a `tf.data.Dataset`, which "
-            f"workers go over by themselves. Received: {type(x).__name__}. "
-            "Make one of it: `tf.data.Dataset.from_tensor_slices((x, y))"
-            ".shuffle(len(x)).repeat().batch(batch_size)`."
+            "`fit` on parameter servers needs a `tf.data.Dataset`, which each "
+            f"worker iterates. Received: {type(x).__name__}. Use "
+            "`tf.data.Dataset.from_tensor_slices((x, "
+            "y)).shuffle(len(x)).repeat().batch(batch_size)`."
         )
     if not steps_per_epoch:
         raise ValueError(
-            "An epoch on parameter servers is a number of steps. Received: no "
-            "`steps_per_epoch`. Pass it."
+            "`fit` on parameter servers needs `steps_per_epoch`. Received: no "
+            "`steps_per_epoch`."
         )
     cardinality = int(x.cardinality())
     if cardinality >= 0:  # neither infinite nor unknown
         raise ValueError(
-            "A dataset that is trained on by workers must not end, because "
-            "which worker makes how many steps is not known. Received: one of "
+            "A training dataset of workers must not end, because it is not "
+            "known how many steps each worker runs. Received: one of "
             f"{cardinality} batches. End it in `.repeat()`."
         )
 
@@ -188,10 +185,10 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
         for variable in metric.variables:
             if np.any(variable.numpy()):
                 raise ValueError(
-                    "A metric's variables must begin at zero, and each step "
-                    "must add to them: that is how those of workers are put "
-                    f"together. Received: {metric.name!r}, whose "
-                    f"{variable.name!r} begins at {variable.numpy()}."
+                    "A metric's variables must begin at zero and each step "
+                    "must add to them, so that workers' values can be summed. "
+                    f"Received: {metric.name!r}, whose {variable.name!r} "
+                    f"begins at {variable.numpy()}."
                 )
 
 
@@ -200,8 +197,8 @@ def warn_of_unlogged(logs: Any, results: Iterable[str]) -> None:
     names = {*logs} - {*results} if isinstance(logs, dict) else set()
     if names:
         warnings.warn(
-            "Of a step on a worker metrics are logged, by their names, and "
-            "nothing else. Received: a step that returns "
+            "Only metrics of a step on a worker are logged, by their names. "
+            "Received: a step that returns "
             f"{', '.join(map(repr, sorted(names)))}. Give the model a "
             "`keras.metrics.Mean` of that name, and update it in the step.",
             stacklevel=2,
@@ -215,5 +212,5 @@ def _check_on_servers(variables, of):
             raise ValueError(
                 "All variables must be on parameter servers, where workers "
                 f"find them. Received: {variable.path!r} of {of}, on "
-                f"{device!r}. Make {of} in the scope of the strategy."
+                f"{device!r}. Create {of} in the scope of the strategy."
             )

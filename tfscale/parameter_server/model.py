@@ -129,8 +129,8 @@ class ParameterServerModel(WrappedModel):
         """Refused: workers run functions that know the float variables."""
         raise ValueError(
             "A model on parameter servers must be quantized before it is "
-            f"wrapped. Received: `quantize` of a `{type(self).__name__}`. Call "
-            "it on the plain model, and wrap that."
+            f"wrapped. Received: `quantize` of a `{type(self).__name__}`. "
+            "Quantize the plain model, and wrap it."
         )
 
     def predict(

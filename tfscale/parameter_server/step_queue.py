@@ -113,8 +113,8 @@ class StepQueue:
         ]
         if lost:
             logging.warning(
-                "Training goes on as soon as all workers are back: TensorFlow "
-                "takes them in together. Received: no answer from %s. Start it "
+                "Training continues once all workers are back: TensorFlow "
+                "adds them together. Received: no answer from %s. Start it "
                 "again at the same address, as `python -m tfscale.launch "
                 "--max_restarts` does, or end the program.",
                 ", ".join(lost),
@@ -128,18 +128,18 @@ def explained(cluster: Cluster) -> Iterator[None]:
         yield
     except tf.errors.OutOfRangeError as error:
         raise ValueError(
-            "A dataset that is trained on by workers must not end, because "
-            "which worker makes how many steps is not known. Received: one "
-            "that has ended. End it in `.repeat()`."
+            "A training dataset of workers must not end, because it is not "
+            "known how many steps each worker runs. Received: one that has "
+            "ended. End it in `.repeat()`."
         ) from error
     except tf.errors.OpError as error:
         lost = _lost_server(cluster, error)
         if lost is None:
             raise
         raise ConnectionError(
-            "Parameter servers must live as long as the training, because the "
-            f"variables are theirs. Received: {lost} is lost. What it printed "
-            "says why. Start all processes again, from what was saved last."
+            "Parameter servers must run as long as the training, because they "
+            f"hold the variables. Received: {lost} is lost. See its last "
+            "output. Start all processes again, from the last saved model."
         ) from error
 
 

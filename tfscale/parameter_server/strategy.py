@@ -110,26 +110,25 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 def _checked(cluster: Cluster | None) -> Cluster:
     if cluster is None:
         raise ValueError(
-            "A `ParameterServerStrategy` needs a cluster of one chief, workers "
-            "and parameter servers. Received: no cluster in the environment. "
-            "Start the program by `python -m tfscale.launch --num_workers=2 "
-            "--num_ps=1 program.py`, or set TF_CONFIG."
+            "A `ParameterServerStrategy` needs a cluster of one chief, "
+            "workers and parameter servers. Received: no cluster in the "
+            "environment. Start the program by `python -m tfscale.launch "
+            "--num_workers=2 --num_ps=1 program.py`, or set TF_CONFIG."
         )
     counts = {job: len(addresses) for job, addresses in cluster.jobs.items()}
     jobs = {"chief", "worker", "ps"}
     if {*counts} != jobs or counts["chief"] != 1 or not all(counts.values()):
         raise ValueError(
-            "The cluster of a `ParameterServerStrategy` has one 'chief', and "
-            f"at least one 'worker' and one 'ps'. Received: {counts}. The "
-            "launcher makes one: `python -m tfscale.launch --num_workers=2 "
-            "--num_ps=1 program.py`. For workers without servers use "
-            "`tfscale.MeshStrategy`."
+            "A `ParameterServerStrategy` needs a cluster of one 'chief' and "
+            f"at least one 'worker' and one 'ps'. Received: {counts}. Use "
+            "`python -m tfscale.launch --num_workers=2 --num_ps=1 "
+            "program.py`, or, without servers, `tfscale.MeshStrategy`."
         )
     if cluster.job != "chief":
         raise ValueError(
-            "A `ParameterServerStrategy` is made in the chief; the others "
-            f"serve. Received: {cluster.job} {cluster.index}. Call "
-            "`tfscale.initialize()` first thing in the program, which does not "
-            "return there."
+            "Only the chief may create a `ParameterServerStrategy`; the "
+            f"others serve. Received: {cluster.job} {cluster.index}. Call "
+            "`tfscale.initialize()` first in the program; it does not return "
+            "there."
         )
     return cluster

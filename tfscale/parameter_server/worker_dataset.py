@@ -124,9 +124,9 @@ def _created_after_the_strategy():
     ) as error:
         raise ValueError(
             "A dataset for parameter servers must be created after the "
-            "strategy (connecting to the cluster removes earlier ones), from "
-            "operations that can be sent to another process. Received: one of "
-            f"which TensorFlow says: {str(error).splitlines()[0]} Create the "
-            "strategy first; in a map, use no variables, tables or Python "
-            "functions."
+            "strategy, because connecting to the cluster removes earlier "
+            "ones, and from operations that can be sent to another process. "
+            f"Received, from TensorFlow: {str(error).splitlines()[0]} Create "
+            "the strategy first; use no variables, tables or Python functions "
+            "in a map."
         ) from error
