@@ -137,7 +137,7 @@ class DistillationTest(tf.test.TestCase, parameterized.TestCase):
             )
             with self.assertRaisesRegex(
                 ValueError,
-                "Distiller.*teacher and a student are one functional",
+                "Distiller.*teacher and a student as one functional",
             ):
                 tfscale.PipelineModel(distiller, 2)
 

@@ -209,7 +209,7 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
             down = layers.RowParallelDense(4, name="down")
             model = keras.Sequential([keras.Input((6,)), down])
             with self.assertRaisesRegex(
-                ValueError, "part of 6 entries.*6.*'down', which is all of it"
+                ValueError, "shard of 6 entries.*6.*'down', which is whole"
             ):
                 model.predict(np.ones((4, 6)), verbose=0)
 

@@ -378,15 +378,15 @@ class WrongMeshTest(parameterized.TestCase):
             model.distribute_strategy.run(step)
 
         for do, received in (
-            (compiled, "a model and an optimizer, one of which"),
-            (by_hand, "a model and an optimizer, one of which"),
-            (adapted, "'a/lora_kernel_a:0', made outside"),
+            (compiled, "a model and an optimizer"),
+            (by_hand, "a model and an optimizer"),
+            (adapted, "'a/lora_kernel_a:0', created outside"),
         ):
             with strategy(data=2).scope():
                 model = build()
             with self.assertRaisesRegex(
                 ValueError,
-                f"made in its scope. Received: {received}.*strategy.scope",
+                f"created in its scope. Received: {received}.*strategy.scope",
             ):
                 do(model)
 

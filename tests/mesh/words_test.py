@@ -46,7 +46,7 @@ class ArgumentsTest(parameterized.TestCase):
             lambda: tfscale.device_mesh(
                 data=2, devices=tf.config.list_logical_devices()[:2]
             ),
-            "take the `name`s",
+            "the `name`s",
         ),
         (
             lambda: strategy(layout_map=distribution()),
@@ -73,7 +73,7 @@ class ArgumentsTest(parameterized.TestCase):
         mesh = tfscale.device_mesh(pipeline=2)
         with tfscale.MeshStrategy(mesh).scope():
             model = tfscale.PipelineModel(build(), 2)
-            with self.assertRaisesRegex(ValueError, "wrapped once.*`model`"):
+            with self.assertRaisesRegex(ValueError, "only once.*`model`"):
                 tfscale.PipelineModel(model, 2)
 
     def test_sizes_of_numpy_are_integers(self):
@@ -123,7 +123,7 @@ class ByHandTest(parameterized.TestCase):
 
     def test_a_scope_in_that_of_another_strategy(self):
         with (
-            self.assertRaisesRegex(ValueError, "cannot be within each other"),
+            self.assertRaisesRegex(ValueError, "must not be nested"),
             strategy().scope(),
             strategy().scope(),
         ):
@@ -138,7 +138,7 @@ class ByHandTest(parameterized.TestCase):
         with strategy().scope():
             model.compile("sgd", "mse")
             with self.assertRaisesRegex(
-                ValueError, "'up/kernel', made outside of the scope. Put all"
+                ValueError, "'up/kernel', created outside"
             ):
                 model.fit(X, X, verbose=0)
 

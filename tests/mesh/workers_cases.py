@@ -534,7 +534,7 @@ REFUSED = {
     ),
     "a shuffle without a seed": (
         lambda index, folder: _shuffles(index, None),
-        "must be shuffled by a seed",
+        "shuffle without one.*`seed=",
     ),
     "shuffles with seeds of their own": (
         lambda index, folder: _shuffles(index, index + 1),

@@ -111,7 +111,7 @@ class BadInputTest(parameterized.TestCase):
     def test_nothing_fits(self):
         with self.assertRaisesRegex(
             ValueError,
-            r"must fit into a device's memory, 90 % .* Received: 'gpt' with .*"
+            r"must fit into 90 % .* Received: 'gpt' with .*"
             r" and 1 x H100 .*"
             r"The smallest plan \(num_microbatches=64\) needs .* GB: weights .*"
             r"num_devices=2 helps most, with ",

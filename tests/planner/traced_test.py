@@ -165,7 +165,7 @@ class TraceTableTest(absltest.TestCase):
             model.compile("adam", "mse")
             return model
 
-        with self.assertRaisesRegex(ValueError, "`compile` to the code after"):
+        with self.assertRaisesRegex(ValueError, "Call `compile` after"):
             trace_table(build_model, (1,))
 
 

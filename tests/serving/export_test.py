@@ -314,7 +314,7 @@ class ExportTest(parameterized.TestCase):
         self.assertFalse(os.path.exists(self.path))
 
     def test_several_replicas_are_refused(self):
-        self.refuse(ValueError, "process of its own.*data=2", on_mesh(data=2))
+        self.refuse(ValueError, "one replica.*data=2", on_mesh(data=2))
 
     def test_an_export_of_shards_for_one_device_names_both_exports(self):
         model = on_mesh(pipeline=2, model=2)

@@ -653,7 +653,7 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
             return model.get_weights()
 
         model = self.model(build=left_to_fit)
-        with self.assertRaisesRegex(ValueError, "must find weights to divide"):
+        with self.assertRaisesRegex(ValueError, "needs weights to divide"):
             fit(model)  # none of them has 4,096 elements
         model = self.model(build=left_to_fit)
         with small_weights_divided():
@@ -870,7 +870,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
             np.testing.assert_array_equal(one, other)
 
     def test_nothing_to_divide(self):
-        self.assert_refused("must find weights to divide", elements=4096)
+        self.assert_refused("needs weights to divide", elements=4096)
 
     def test_second_derivatives_by_weights(self):
         """Their sum over replicas would count as constant, without a word."""
@@ -883,8 +883,8 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
         self.assert_refused(f"element by itself.*{name}", optimizer)
 
     @parameterized.parameters(
-        ({"k": ("data", "data")}, "'data' once at most"),
-        ({"k": (("data", "model"), None)}, "one axis for a dim"),
+        ({"k": ("data", "data")}, "'data' at most once"),
+        ({"k": (("data", "model"), None)}, "at most one axis"),
         ({".*dense_0/kernel": ("data", None)}, "The data axis must divide"),
     )
     def test_layouts(self, layouts, text):

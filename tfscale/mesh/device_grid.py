@@ -69,9 +69,9 @@ def rows_of_worker(
             raise ValueError(
                 "Each worker must have whole rows of a mesh: all stages and "
                 "model ranks of a replica. Received: a replica with devices "
-                f"of {' and '.join(map(_named, tasks))}. Make the data axis as "
-                "long as there are workers, or a multiple of it. A row over "
-                "several machines needs `tfscale.initialize(coordinator=True)`."
+                f"of {' and '.join(map(_named, tasks))}. Make the data axis a "
+                "multiple of the number of workers. A row over several "
+                "machines needs `tfscale.initialize(coordinator=True)`."
             )
         homes += tasks
     tasks = sorted(set(homes))
@@ -79,9 +79,9 @@ def rows_of_worker(
     if homes != [task for task in tasks for _ in range(each)]:
         counts = {_named(task): homes.count(task) for task in tasks}
         raise ValueError(
-            "Each of the workers must have the same number of rows of a mesh, "
-            f"one worker after the other. Received: {counts}, of "
-            f"{count} workers. Leave `devices` of `device_mesh` out."
+            "Each worker must have the same number of rows of a mesh, one "
+            f"worker after the other. Received: {counts}, of {count} workers. "
+            "Omit `devices` of `device_mesh`."
         )
     return grid[worker * each : (worker + 1) * each]
 

@@ -63,8 +63,8 @@ def device_mesh(
     ):
         raise TypeError(
             "`devices` must be a list of names of devices. Received: "
-            f"devices={devices!r}. Of what `tf.config.list_logical_devices` "
-            "returns, take the `name`s."
+            f"devices={devices!r}. Use the `name`s that "
+            "`tf.config.list_logical_devices` returns."
         )
     elif len(devices) != needed or len(set(devices)) != needed:
         raise ValueError(
@@ -111,8 +111,8 @@ def _of_each_process(found, kind, needed, shape):
             map(str, sorted({len(devices) for devices in processes}))
         )
         raise ValueError(
-            "A mesh needs as many devices as the product of its axes, equally "
-            "many of each process. Received: a mesh of "
+            "A mesh needs as many devices as the product of its axes, the "
+            "same number in each process. Received: a mesh of "
             f"{' x '.join(map(str, shape))} = {needed}, but there are "
             f"{len(processes)} processes with {counts} {kind} each. Change the "
             "axes or name the `devices`; the launcher's --devices_per_worker "

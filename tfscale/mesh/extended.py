@@ -154,10 +154,10 @@ class MeshExtended(symbols.MirroredExtended):
         thread = symbols.get_current_replica_id_as_int()
         if thread is None:
             raise ValueError(
-                "A step must be called by the replicas. Received: a call in "
-                "the scope of the strategy, outside of `strategy.run`. Call "
-                "`strategy.run(model.train_step, args=(batch,))`, or run the "
-                "function around the step so."
+                "A step must be called in replica context. Received: a call "
+                "in the scope of the strategy, outside of `strategy.run`. "
+                "Call `strategy.run(model.train_step, args=(batch,))`, or run "
+                "the surrounding function so."
             )
         return divmod(thread, self.num_model_ranks)
 

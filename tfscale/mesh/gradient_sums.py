@@ -71,11 +71,10 @@ def sum_gradients(
     gradients, variables = list(gradients), list(variables)
     if step_context.current().gradient_capture is not None:
         raise ValueError(
-            "Gradients of a batch can be summed where all of them are there. "
-            "Received: `sum_gradients` in a microbatch of "
-            "GradientAccumulation, after which others come. Clip by "
-            "`clipnorm` or `global_clipnorm` of the optimizer, or give it an "
-            "`apply` of its own, which is called with the gradients of the "
+            "`sum_gradients` needs all gradients of a batch. Received: a call "
+            "in a microbatch of GradientAccumulation, after which others "
+            "come. Use `clipnorm` or `global_clipnorm` of the optimizer, or "
+            "override its `apply`, which gets the gradients of the whole "
             "batch."
         )
     strategy = tf.distribute.get_strategy()

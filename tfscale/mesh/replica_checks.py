@@ -34,13 +34,12 @@ def _check_has_pipeline(extended, fn):
         for variable in _trained_by(fn)
     ):
         raise ValueError(
-            "A mesh with a 'pipeline' axis is for a "
-            "`tfscale.PipelineModel`. Received: `strategy.run`, or `fit`, "
-            f"on a mesh with pipeline={extended.config.num_stages}, of a model "
-            "that was not cut: it would train on one device of each row. "
-            "Wrap the model, `tfscale.PipelineModel(model, "
-            "num_microbatches)`, in the strategy's scope, or make a mesh "
-            "with data= and model= only."
+            "A mesh with a 'pipeline' axis needs a `tfscale.PipelineModel`. "
+            "Received: `strategy.run`, or `fit`, on a mesh with "
+            f"pipeline={extended.config.num_stages}, of a model that was not "
+            "cut and would train on one device of each row. Wrap it, "
+            "`tfscale.PipelineModel(model, num_microbatches)`, in the "
+            "strategy's scope, or make a mesh with data= and model= only."
         )
 
 
@@ -50,12 +49,12 @@ def _check_divides_weights(extended, fn):
     paths = paths or [variable.path for variable in _trained_by(fn)]
     if extended.gathers_weights and paths and not states.max_gathered_bytes:
         raise ValueError(
-            "zero_stage=3 must find weights to divide: trainable ones of "
-            f"at least {zero.MIN_ELEMENTS} elements with a dim that the "
-            f"replicas divide. Received: {len(paths)} variables, "
-            f"{paths[0]!r} the first, and none that {extended.num_replicas} "
-            "replicas divide. Use zero_stage=0 for a small model, or name "
-            "dims in a layout map: {'.*kernel': ('data', None)}."
+            "zero_stage=3 needs weights to divide: trainable ones of at least "
+            f"{zero.MIN_ELEMENTS} elements with a dim that the replicas "
+            f"divide. Received: {len(paths)} variables, {paths[0]!r} the "
+            f"first, and none that {extended.num_replicas} replicas divide. "
+            "Use zero_stage=0 for a small model, or name dims in a layout "
+            "map: {'.*kernel': ('data', None)}."
         )
 
 
@@ -74,11 +73,11 @@ def _check_not_compiled(extended, fn):
         count *= extended.workers.count if extended.workers else 1
         on_host = extended.optimizer_states.are_on_host
         raise ValueError(
-            "A `tf.function` with jit_compile=True is compiled for one device. "
-            f"Received: `strategy.run`, on a mesh of {count} devices"
-            f"{' with slots on the host' * on_host}, in or of such a function. "
-            "Pass jit_compile=True to `model.compile`, and `fit` compiles what "
-            "each device runs; or leave it out of the `tf.function`."
+            "A `tf.function` with jit_compile=True is compiled for one "
+            f"device. Received: `strategy.run`, on a mesh of {count} "
+            f"devices{' with slots on the host' * on_host}, in or of such a "
+            "function. Pass jit_compile=True to `model.compile` instead: "
+            "`fit` compiles the part of each device."
         )
 
 
@@ -110,8 +109,8 @@ def check_in_scope(variable: keras.Variable | tf.Variable) -> None:
         name, value = variable.path, attributes.value_of(variable)
     if not isinstance(value, symbols.DistributedVariable):
         raise ValueError(
-            "What trains under a strategy must be made in its scope. "
-            f"Received: {name!r}, made outside of the scope. Put all "
-            "that makes variables under `with strategy.scope():`, "
-            "`enable_lora` too."
+            "Everything that trains under a strategy must be created in its "
+            f"scope. Received: {name!r}, created outside. Put the code that "
+            "creates variables, also `enable_lora`, under `with "
+            "strategy.scope():`."
         )

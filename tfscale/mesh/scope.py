@@ -32,20 +32,19 @@ class Scope:
             if _ERRORS[0] not in str(error):
                 raise
             raise ValueError(
-                "Scopes of different strategies cannot be within each other. "
-                "Received: the scope of a `MeshStrategy`, entered in that of "
-                "another strategy. Leave that first; one strategy does all, "
-                "over the axes of its mesh. (`fit` enters the scope in which a "
-                "model was made.)"
+                "Scopes of different strategies must not be nested. Received: "
+                "the scope of a `MeshStrategy` in another strategy's. Leave "
+                "that first; one strategy covers all axes of its mesh. (`fit` "
+                "enters the scope in which a model was created.)"
             ) from error
 
     def __exit__(self, kind, error, traceback):
         self._scope.__exit__(kind, error, traceback)
         if isinstance(error, ValueError) and _NO_REPLICA in str(error):
             raise ValueError(
-                "A training step by hand is for replicas. Received: the value "
-                "or the gradient of a variable, outside of `strategy.run`. Put "
-                "the step into a function `step` and call "
+                "A custom training step must run on replicas. Received: the "
+                "value or the gradient of a variable, outside of "
+                "`strategy.run`. Put the step into a function `step` and call "
                 "`strategy.run(step, args=(x, y))`, with a batch of "
                 "`strategy.experimental_distribute_dataset(dataset)`."
             ) from error
@@ -56,14 +55,14 @@ class Scope:
             received = (
                 f"{found[1]!r}, made outside of the scope"
                 if found
-                else "a model and an optimizer, one of which was made outside "
-                "of the scope"
+                else "a model and an optimizer, and one of them was created "
+                "outside"
             )
             raise ValueError(
-                "What trains under a strategy must be made in its scope. "
-                f"Received: {received}. Put all that makes variables under "
-                "`with strategy.scope():`, that is the model, `compile` and "
-                "its optimizer, and `enable_lora`."
+                "Everything that trains under a strategy must be created in "
+                f"its scope. Received: {received}. Put the model, `compile`, "
+                "the optimizer and `enable_lora` under `with "
+                "strategy.scope():`."
             ) from error
         # The return value would suppress the error.
         model = self._model

@@ -264,10 +264,11 @@ def _check_offload(offload):
     if offload is None or (isinstance(offload, str) and offload == "slots"):
         return
     raise ValueError(
-        "`offload` must be None, or 'slots', which puts optimizer slots on the "
-        f"host. Received: offload={offload!r}. Weights and activations stay on "
-        "their devices: divide weights by zero_stage=3 or a 'pipeline' axis, "
-        "and make activations small by GradientAccumulation or recomputation."
+        "`offload` must be None, or 'slots', which puts optimizer slots on "
+        f"the host. Received: offload={offload!r}. Weights and activations "
+        "stay on their devices: divide weights by zero_stage=3 or a "
+        "'pipeline' axis, and reduce activations by GradientAccumulation or "
+        "recomputation."
     )
 
 
@@ -275,9 +276,9 @@ def _check_divides_weights(mesh, grid):
     num_stages, num_replicas = len(grid[0]), len(grid)
     if num_stages > 1:
         raise ValueError(
-            "zero_stage=3 is for a mesh without a 'pipeline' axis: all "
-            "microbatches of a stage use its weights, which would be gathered "
-            "once and kept, beside their parts: more memory than with "
+            "zero_stage=3 needs a mesh without a 'pipeline' axis: all "
+            "microbatches of a stage use its weights, so gathered ones would "
+            "be kept along with their shards, which takes more memory than "
             f"zero_stage=1. Received: zero_stage=3 with pipeline={num_stages}. "
             "Use zero_stage=1."
         )
@@ -295,9 +296,9 @@ def _check_is_alone():
     if coordinated() or cluster is None or len(cluster.addresses) == 1:
         return
     raise ValueError(
-        "A process that was started as one of several must join the others. "
-        f"Received: a MeshStrategy in a cluster of {len(cluster.addresses)} "
-        "processes, which was not joined: each would train by itself. Call "
-        "`tfscale.initialize()` first thing after the imports, or take "
-        "TF_CONFIG (and what else says so) out of the environment."
+        "A process of a cluster must join the others. Received: a "
+        f"MeshStrategy in a cluster of {len(cluster.addresses)} processes, "
+        "which was not joined: each would train by itself. Call "
+        "`tfscale.initialize()` right after the imports, or remove TF_CONFIG "
+        "(or whatever else defines the cluster) from the environment."
     )

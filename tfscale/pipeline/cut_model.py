@@ -88,8 +88,8 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
     features = _run(first, inputs)[boundary]
     if symbols.get_keras_mask(features) is not None:
         raise ValueError(
-            "Masks cannot be cached. Received: layer "
-            f"{layer!r}, whose input has one. Cut where it has been used."
+            f"Masks cannot be cached. Received: layer {layer!r}, whose input "
+            "has one. Cut after the layers that use it."
         )
     prefix = keras.Model(
         attributes.inputs_structure(graph.functional),
@@ -112,7 +112,7 @@ def _run(stage, tensors):
     for call in stage.calls:
         if not isinstance(call.operation, keras.Operation):
             raise ValueError(
-                "A nested model must take its inputs as they are to be cut. "
+                "A nested model must get its inputs unchanged to be cut. "
                 f"Received: input {call.name!r}, of another dtype or with a "
                 "mask. Convert it before."
             )
@@ -132,7 +132,7 @@ def _check_boundary(graph, first, second, layer):
         "One tensor must cross the cut, made by a layer before it. Received: "
         f"layer {layer!r}, before which {', '.join(map(repr, boundary))} cross "
         "(skip connections, inputs of the model or outputs). Cut where they "
-        "have met, such as before a block."
+        "have been joined, such as before a block."
     )
 
 
@@ -141,9 +141,9 @@ def _check_frozen(graph, stage):
         for variable in call.variables:
             if variable.trainable:
                 raise ValueError(
-                    "What is before the cut must be frozen. Received: trainable"
-                    f" variable {variable.path!r}. Set `trainable = False` for "
-                    f"layer {call.name!r}, or cut before it."
+                    "All layers before the cut must be frozen. Received: "
+                    f"trainable variable {variable.path!r}. Set `trainable = "
+                    f"False` for layer {call.name!r}, or cut before it."
                 )
 
     @tf.function(autograph=False)
@@ -153,9 +153,9 @@ def _check_frozen(graph, stage):
             reason = _difference_in_training(call, tensors)
             if reason is not None:
                 raise ValueError(
-                    "What is before the cut must do in training as it does in "
-                    f"`predict`. Received: layer {call.name!r}, which "
-                    f"{reason}. Make the model without that, or cut before it."
+                    "Layers before the cut must compute the same in training "
+                    f"and in `predict`. Received: layer {call.name!r}, which "
+                    f"{reason}. Remove it, or cut before it."
                 )
 
     # With any number of rows: only the graph is looked at.

@@ -301,16 +301,16 @@ class PipelineModel(PipelineTrainer):
             return measure.timelines(self._plan)
         if self._plan.schedule.has_updates:
             raise ValueError(
-                "A step that is measured must change no variable. Received: "
+                "A measured step must change no variable. Received: "
                 f"schedule={self._plan.schedule.name!r}, whose stages update "
                 "weights. Call `timelines()`, which predicts, or measure "
                 "'1f1b'."
             )
         if not self.compiled:
             raise ValueError(
-                "A step that is measured computes the losses of `compile`. "
-                f"Received: {self.name!r}, which is not compiled. Call "
-                "`compile` before `timelines`."
+                "A measured step needs the losses of `compile`. Received: "
+                f"{self.name!r}, which is not compiled. Call `compile` before "
+                "`timelines`."
             )
         data = (x, y, sample_weight)[: 2 + (sample_weight is not None)]
         with self.distribute_strategy.scope():

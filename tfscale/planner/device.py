@@ -110,9 +110,8 @@ def get_device(device: str | Device) -> Device:
     close = difflib.get_close_matches(_key(device), by_key, n=1)
     hint = f" Did you mean {by_key[close[0]].name!r}?" if close else ""
     raise ValueError(
-        "`device` must be 'measure', one of "
-        f"{', '.join(map(repr, DEVICES))}, or a `Device` with figures of its "
-        f"own. Received: device={device!r}.{hint}"
+        f"`device` must be 'measure', one of {', '.join(map(repr, DEVICES))}, "
+        f"or a custom `Device`. Received: device={device!r}.{hint}"
     )
 
 

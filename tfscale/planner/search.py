@@ -156,12 +156,12 @@ def _too_large(found, table, num_devices, batch_size, device):
         f"{kind} {readable_bytes(size)}" for kind, size in least.memory.items()
     )
     return ValueError(
-        "A plan must fit into a device's memory, 90 % of which a plan may "
-        f"use. Received: {table.name!r} with {table.num_weights:,} weights, "
+        "A plan must fit into 90 % of a device's memory. Received: "
+        f"{table.name!r} with {table.num_weights:,} weights, "
         f"batch_size={batch_size}, and {num_devices} x {device.name} of "
-        f"{readable_bytes(device.memory)}. The smallest plan ({least.settings})"
-        f" needs {readable_bytes(least.num_bytes)}: {kinds}. Use more or "
-        f"larger devices, or a smaller batch{helps}"
+        f"{readable_bytes(device.memory)}. The smallest plan "
+        f"({least.settings}) needs {readable_bytes(least.num_bytes)}: {kinds}. "
+        f"Use more or larger devices, or a smaller batch{helps}"
     )
 
 

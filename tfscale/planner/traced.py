@@ -53,11 +53,10 @@ def _build(build_model):
         if "in a stateless scope" not in str(error):
             raise
         raise ValueError(
-            "`build_model` must build a model whose variables need no values: "
-            "none gets one. Received: a function that creates a variable of a "
-            "value, as optimizers and `compile` do. Leave `compile` to the "
-            "code after `plan`, and create variables by `add_weight` with a "
-            "shape and an initializer."
+            "`build_model` must create variables without values. Received: a "
+            "function that creates a variable of a value, as optimizers and "
+            "`compile` do. Call `compile` after `plan`, and create variables "
+            "by `add_weight` with a shape and an initializer."
         ) from error
 
 
@@ -70,7 +69,7 @@ class _Tracer:
             )
         if not model.built or not model.variables:
             raise ValueError(
-                "`build_model` must return a model that is built. Received: "
+                "`build_model` must return a built model. Received: "
                 f"{model.name!r}, which has no weights yet. Begin it with "
                 "`keras.Input`, or call it on one."
             )
@@ -105,10 +104,10 @@ class _Tracer:
         if self.graph.length is None and all(None not in s[1:] for s in shapes):
             return
         raise ValueError(
-            "Time and memory can be predicted where all sizes but the batch "
-            f"are known. Received: {self.model.name!r}, whose inputs leave "
-            "sizes open, and length=None. Pass the number of tokens of an "
-            "example, or the height and width of an image, as `length`."
+            "The planner needs all sizes but the batch. Received: "
+            f"{self.model.name!r}, whose inputs leave sizes open, and "
+            "length=None. Pass the number of tokens of an example, or the "
+            "height and width of an image, as `length`."
         )
 
     def table(self, ranks: Iterable[int]) -> ModelTable:

@@ -128,7 +128,7 @@ def _check(model):
     strategy = model.distribute_strategy
     if not isinstance(strategy, MeshStrategy):
         raise ValueError(
-            "`tfscale.export` writes a model that was made in the scope of a "
+            "`tfscale.export` needs a model created in the scope of a "
             f"`tfscale.MeshStrategy`. Received: {model.name!r}, made under "
             f"{type(strategy).__name__}. Use `model.export(path)`: there are "
             "no devices to keep."
@@ -136,10 +136,10 @@ def _check(model):
     replicas = strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(
-            "A replica is served by a process of its own. Received: "
-            f"{model.name!r} on a mesh with data={replicas}. Save its weights, "
-            "load them into the model on a mesh with data=1, export that and "
-            f"start {replicas} servers."
+            "A served model must have one replica, because each is a server "
+            f"process. Received: {model.name!r} on a mesh with "
+            f"data={replicas}. Save its weights, load them into the model on a "
+            f"mesh with data=1, export it and start {replicas} servers."
         )
     remote = [
         name
@@ -149,14 +149,14 @@ def _check(model):
     ]
     if remote:
         raise ValueError(
-            "A SavedModel is served by one process. Received: "
-            f"{model.name!r} on devices of others, {remote[0]!r}. Load its "
-            "weights into the model on a mesh of one machine, and export that."
+            f"A SavedModel is served by one process. Received: {model.name!r} "
+            f"on devices of other processes, {remote[0]!r}. Load its weights "
+            "into the model on a mesh of one machine, and export it."
         )
     # A Sequential model that is not built raises an error of its own.
     if not (model.built and getattr(model, "inputs", None)):
         raise ValueError(
-            "A model has to say the shapes of its inputs to be exported. "
+            "A model must define the shapes of its inputs to be exported. "
             f"Received: {model.name!r} of type {type(model).__name__} without "
             "inputs. Make it a functional or Sequential model that begins "
             "with `keras.Input`."

@@ -123,9 +123,10 @@ class _Comparison:
         self.reasons.setdefault(self._index, reason)
         if not keys and not self._problems and not self.may_differ:
             raise ValueError(
-                "A model has to be traced the same way each time. Received "
-                f"traces that differ where nothing is sharded: {reason}. A "
-                "choice in `call` by what is no argument would do so."
+                "A model must be traced the same way each time. Received: "
+                f"traces that differ where nothing is sharded: {reason}. Look "
+                "for a choice in `call` that depends on something other than "
+                "its arguments."
             )
         for key in keys:
             self._problems.setdefault(key, reason)

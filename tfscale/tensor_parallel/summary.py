@@ -72,8 +72,8 @@ def sharding_summary(
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
-            "A sharding summary is of a `keras.Model`. Received: "
-            f"{model!r}. Give it a model that was built in the scope of a "
+            f"`sharding_summary` needs a `keras.Model`. Received: {model!r}. "
+            "Pass a model that was built in the scope of a "
             "`tfscale.MeshStrategy`."
         )
     line_length = table_length(line_length, _LEAST_LENGTH)
@@ -106,7 +106,7 @@ def _extended(model):
         ):
             return extended
     raise ValueError(
-        "A sharding summary is of a built model on a mesh with a 'data' or "
+        "`sharding_summary` needs a built model on a mesh with a 'data' or "
         "'model' axis larger than 1, or with offload. Received: "
         f"{model.name!r}, whose variables are on one device. Build it in the "
         "scope of a `tfscale.MeshStrategy` for such a mesh."

@@ -57,7 +57,7 @@ def _of_pipeline(model) -> Iterator[Hindrance]:
             bubble,
             "pipeline",
             f"Devices wait for other stages {bubble:.0%} of the time, as the "
-            "schedule predicts. More microbatches make that less.",
+            "schedule predicts. Use more microbatches.",
         )
 
 

@@ -80,9 +80,9 @@ class NotedData:
         rows = first.shape[0] if first.shape.rank else None
         if rows is None:
             warnings.warn(
-                "`Throughput` needs to know the rows of a batch. Received: a "
-                f"distributed dataset of {self.element_spec}, so that there "
-                "are no figures. Give `fit` the dataset itself, or batch it "
+                "`Throughput` needs the number of rows of a batch. Received: "
+                f"a distributed dataset of {self.element_spec}, so there are "
+                "no figures. Pass the dataset itself to `fit`, or batch it "
                 "with drop_remainder=True.",
                 stacklevel=2,
             )

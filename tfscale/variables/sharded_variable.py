@@ -169,11 +169,11 @@ class ShardedVariable(MeshVariable):
         # TensorFlow would save the first shard as the value.
         raise ValueError(
             "A model with sharded variables cannot be exported. Received: "
-            f"{self.path!r}, in {len(self.values)} parts. To serve it on the "
+            f"{self.path!r}, in {len(self.values)} shards. To serve it on the "
             "devices of its mesh, use `tfscale.export(model, path)`. To serve "
             "it on one device, save it with `model.save(path)`, load it with "
             "`keras.models.load_model(path)` outside of the strategy's scope, "
-            "and export what was loaded."
+            "and export the loaded model."
         )
 
     def _whole(self):

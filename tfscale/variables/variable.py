@@ -66,10 +66,10 @@ class _Common:
         value = tf.convert_to_tensor(value, self.dtype)
         if not value.shape.is_compatible_with(self.whole_shape):
             raise ValueError(
-                "A value must have the shape of the variable that it is "
-                f"assigned to. Received: {value.shape} for {self.name!r} of "
-                f"shape {self.whole_shape}. Give the whole value, as of one "
-                "device; the variable was not changed."
+                "A value must have the shape of its variable. Received: "
+                f"{value.shape} for {self.name!r} of shape {self.whole_shape}. "
+                "Pass the whole value, as on one device; the variable was not "
+                "changed."
             )
         return value
 

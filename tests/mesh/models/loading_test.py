@@ -143,8 +143,8 @@ class LoadWeightsTest(tf.test.TestCase, parameterized.TestCase):
         before = contents(model)
         with self.assertRaisesRegex(
             error,
-            "are loaded all or none. Received: "
-            rf"'{re.escape(path)}', of which Keras says: (.|\n)+"
+            "all of its weights or none. Received: "
+            rf"'{re.escape(path)}', and from Keras: (.|\n)+"
             r"\nNothing was changed. Load a whole file of the same model",
         ):
             model.load_weights(path)

@@ -334,7 +334,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
             "`offload` must be None, or 'slots', which puts optimizer slots "
             f"on the host. Received: offload={offload!r}. Weights and "
             "activations stay on their devices: divide weights by "
-            "zero_stage=3 or a 'pipeline' axis, and make activations small by "
+            "zero_stage=3 or a 'pipeline' axis, and reduce activations by "
             "GradientAccumulation or recomputation.",
         ):
             strategy_of(offload)

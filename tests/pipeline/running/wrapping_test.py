@@ -64,9 +64,9 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
             pipeline(**options)
 
     @parameterized.parameters(
-        (OwnTrainStep, "type OwnTrainStep, with a `train_step`.*compute_loss"),
-        (OwnTrainStep, r"teacher and a student are.*\[student\(x\), teacher"),
-        (OwnMetrics, "`compute_metrics` of its own.*subclass"),
+        (OwnTrainStep, "type OwnTrainStep, whose `train_step`.*compute_loss"),
+        (OwnTrainStep, r"teacher and a student as.*\[student\(x\), teacher"),
+        (OwnMetrics, "`compute_metrics` would.*subclass"),
     )
     def test_own_steps(self, kind, message):
         # They were ignored.

@@ -126,7 +126,7 @@ class ErrorsTest(parameterized.TestCase):
         # layout, what the message says
         (("batch", "model"), "'batch'.*axes 'data', 'pipeline', 'model'"),
         (("pipeline", None), "must not name the axis 'pipeline'.*'w'"),
-        (("model", "model"), "'model' once at most.*'w'"),
+        (("model", "model"), "'model' at most once.*'w'"),
         ((("data", "model"), None), "axes of the mesh.*'w'"),
     )
     def test_axes_are_checked_at_once(self, layout, message):
@@ -169,7 +169,7 @@ class ErrorsTest(parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError,
             r"'head/kernel' of shape \(8, 10\) .*dim 1 has size 10.* size 4\. "
-            r"Use a model axis of 1, 2, 5, 10, or make the dim 12, ",
+            r"Use a model axis of 1, 2, 5, 10, a dim of 12, ",
         ):
             layouts.split_dim("head/kernel", (8, 10))
 

@@ -28,22 +28,20 @@ def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
             reason = "the option `deterministic` set to False"
         if reason:
             raise ValueError(
-                "A dataset that several workers divide must have the same "
-                "order in all of them: else some records are seen twice and "
-                f"others never. Received: {reason}. Give each worker records "
-                "of its own, with "
-                "`strategy.distribute_datasets_from_function`."
+                "A dataset that workers divide must have the same order in "
+                "all of them, or some records are seen twice and others "
+                f"never. Received: {reason}. Give each worker other records, "
+                "by `strategy.distribute_datasets_from_function`."
             )
         seeds = dataset_graph.shuffle_seeds(dataset)
         if any(seed == (0, 0) for seed in seeds):
             raise ValueError(
-                "A dataset that several workers divide must be shuffled by a "
-                "seed, the same in all of them: else some records are seen "
-                "twice and others never. Received: a shuffle without one. "
-                "Pass `seed=` to `shuffle`; or call "
-                "`keras.utils.set_random_seed` with the same seed in all "
-                "workers, or `fit` with shuffle=False; or use `tfscale.data`, "
-                "or give each worker records of its own with "
+                "A dataset that workers divide must be shuffled by the same "
+                "seed in all of them, or some records are seen twice and "
+                "others never. Received: a shuffle without one. Pass `seed=` "
+                "to `shuffle`; call `keras.utils.set_random_seed` with the "
+                "same seed in all workers; pass shuffle=False to `fit`; use "
+                "`tfscale.data`; or give each worker other records, by "
                 "`strategy.distribute_datasets_from_function`."
             )
         sizes = dataset_graph.batch_sizes(dataset)

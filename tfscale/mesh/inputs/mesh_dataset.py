@@ -41,8 +41,8 @@ class MeshIterator(datasets.SharedIterator):
                 raise ValueError(
                     "There must be a batch to train, evaluate or predict on. "
                     "Received: data without any. Look for a filter, a `take` "
-                    "or `drop_remainder=True` that leaves nothing, or for a "
-                    "generator that has been used up."
+                    "or `drop_remainder=True` that leaves nothing, or for an "
+                    "exhausted generator."
                 ) from None
             raise
         self._must_have_batch = False

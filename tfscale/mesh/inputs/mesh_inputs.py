@@ -148,7 +148,7 @@ class MeshInputs:
             raise NotImplementedError(
                 "A mesh has one dataset for all replicas of a worker. "
                 "Received: InputOptions with "
-                "`experimental_replication_mode=PER_REPLICA`. Leave it out."
+                "`experimental_replication_mode=PER_REPLICA`. Remove it."
             )
         fetches = self._fetches_ahead and not is_ordinary
         if options:

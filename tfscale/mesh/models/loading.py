@@ -39,10 +39,9 @@ def load_all_or_nothing(
     except Exception as error:
         kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(
-            "The weights of a pipeline are loaded all or none. Received: "
-            f"{str(filepath)!r}, of which Keras says: {error}\n"
-            "Nothing was changed. Load a whole file of the same model, saved "
-            "on any mesh or none, or pass `skip_mismatch=True` to load the "
-            "layers that fit."
+            "A pipeline loads all of its weights or none. Received: "
+            f"{str(filepath)!r}, and from Keras: {error}\nNothing was changed. "
+            "Load a whole file of the same model, saved on any mesh or none, "
+            "or pass `skip_mismatch=True` to load the layers that fit."
         ) from error
     load_weights(filepath, **kwargs)

@@ -23,11 +23,10 @@ def build(model: keras.Model) -> None:
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
         raise ValueError(
-            "The parts of a model without a `call` must have their variables "
-            "before it trains under a strategy. Received: the model "
-            f"{model.name!r}, whose parts {unbuilt} are not built. Begin a "
-            "Sequential model with `keras.Input`, or call the part on a batch "
-            "in the scope."
+            "The layers of a model without a `call` must be built before it "
+            f"trains under a strategy. Received: the model {model.name!r}, "
+            f"whose layers {unbuilt} are not. Begin a Sequential model with "
+            "`keras.Input`, or call the layer on a batch in the scope."
         )
     model.built = True
 

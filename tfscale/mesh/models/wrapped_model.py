@@ -34,10 +34,10 @@ class WrappedModel(keras.Model):
         model = self.__dict__.get("model")
         if model is not None and hasattr(model, name):
             raise AttributeError(
-                f"A `{type(self).__name__}` has what `keras.Model` has. "
-                f"Received: {name!r}, which is of the model inside, "
-                f"{model.name!r} of type {type(model).__name__}. Use "
-                f"`{name}` of it: `wrapped.model.{name}`."
+                f"A `{type(self).__name__}` has only the attributes of "
+                f"`keras.Model`. Received: {name!r}, an attribute of the model "
+                f"inside, {model.name!r} of type {type(model).__name__}. Use "
+                f"`wrapped.model.{name}`."
             )
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}."
@@ -111,10 +111,10 @@ class WrappedModel(keras.Model):
         """
         if tf.distribute.get_strategy() is not self.distribute_strategy:
             raise ValueError(
-                "`compile` must be called in the scope of the strategy that "
-                "the model was made in, because optimizer and metrics make "
-                "variables. Received: a call outside. Put it, and what makes "
-                "the optimizer, under `with strategy.scope():`."
+                "`compile` must be called in the scope of the model's "
+                "strategy, because optimizer and metrics create variables. "
+                "Received: a call outside. Put it, and the creation of the "
+                "optimizer, under `with strategy.scope():`."
             )
         self._compile_in_scope(
             optimizer=optimizer,
@@ -187,7 +187,7 @@ class WrappedModel(keras.Model):
         if format == "litert" and quantized:
             raise ValueError(
                 "LiteRT's converter must quantize by itself. Received: "
-                f"{self.name!r}, whose layer {quantized[0].path!r} Keras has "
+                f"{self.name!r}, whose layer {quantized[0].path!r} is "
                 f"quantized to {quantized[0].quantization_mode}. Export the "
                 "float model, with `optimizations=[tf.lite.Optimize.DEFAULT]`."
             )

@@ -99,11 +99,10 @@ class MeshUpdate:
         if is_outside or not extended.has_several_replicas:
             return
         raise ValueError(
-            "Replicas sum gradients where all of them meet: a `train_step` "
-            "must call `optimizer.apply` itself. Received: a call in a branch, "
-            "a loop or a `tf.function`. To apply gradients every few batches, "
-            "as by `tf.cond`, leave that to `gradient_accumulation_steps` of "
-            "the optimizer; to divide a batch, to "
+            "A `train_step` must call `optimizer.apply` itself, where all "
+            "replicas meet. Received: a call in a branch, a loop or a "
+            "`tf.function`. To apply gradients every few batches, use the "
+            "optimizer's `gradient_accumulation_steps`; to divide a batch, "
             "`tfscale.callbacks.GradientAccumulation`."
         )
 

@@ -27,10 +27,11 @@ _STEP_METHODS = (
 )
 _PREDICT_METHODS = ("predict_step", "make_predict_function")
 _TEACHER_AND_STUDENT = (
-    "A teacher and a student are one functional model, `keras.Model(x, "
-    '{"hard": student(x), "soft": keras.ops.stack([student(x), teacher(x)], 1)'
-    "})` with `teacher.trainable = False`, compiled with a loss for each "
-    "output, as in examples/distillation.py."
+    "Write a teacher and a student as one functional model, `keras.Model(x, "
+    '{"hard": student(x), '
+    '"soft": keras.ops.stack([student(x), teacher(x)], 1)})` '
+    "with `teacher.trainable = False`, compiled with a loss for each output, "
+    "as in examples/distillation.py."
 )
 
 
@@ -84,9 +85,8 @@ def check_steps(model: keras.Model) -> None:
     """Refuses a model with steps of its own, which would not be called."""
     if isinstance(model, WrappedModel):
         raise ValueError(
-            "A model is wrapped once. Received: "
-            f"{model.name!r} of type {type(model).__name__}. Wrap the plain "
-            "model, which is its `model`."
+            f"A model can be wrapped only once. Received: {model.name!r} of "
+            f"type {type(model).__name__}. Wrap its `model`."
         )
     _refuse_custom(model, _STEP_METHODS)
 
@@ -109,20 +109,17 @@ def _refuse_custom(model, names):
         advice = _TEACHER_AND_STUDENT
     elif custom[0] in ("train_step", "test_step"):
         advice = (
-            "A `compute_loss` of its own is called: put there what the step "
-            f"does with outputs and targets. {_TEACHER_AND_STUDENT} What else "
-            "needs several forwards in a step cannot be a pipeline; train the "
-            "model itself under `MeshStrategy`."
+            "A custom `compute_loss` is called: move what the step does with "
+            f"outputs and targets there. {_TEACHER_AND_STUDENT} A step with "
+            "several forwards cannot be a pipeline; train the model itself "
+            "under `MeshStrategy`."
         )
     else:
-        advice = (
-            "Put it into a subclass of `tfscale.PipelineModel`, where it is "
-            "called."
-        )
+        advice = "Override it in a subclass of `tfscale.PipelineModel`."
     raise ValueError(
-        f"The steps of a pipeline are its own. Received: {model.name!r} of "
-        f"type {type(model).__name__}, with a `{custom[0]}` of its own, which "
-        f"would not be called. {advice}"
+        f"A pipeline runs its own steps. Received: {model.name!r} of type "
+        f"{type(model).__name__}, whose `{custom[0]}` would not be called. "
+        f"{advice}"
     )
 
 
@@ -140,12 +137,12 @@ def check_variables(plan: PipelinePlan) -> None:
     changed = changed_variables(plan)
     if changed:
         raise ValueError(
-            "A step must be traced with the variables that were placed. "
-            f"Received: the variable {changed[0].path!r}, which was created or "
-            "taken away after that, as `quantize` and `enable_lora` do. Call "
+            "The variables of a pipeline must stay the same. Received: the "
+            f"variable {changed[0].path!r}, which was created or removed "
+            "later, as `quantize` and `enable_lora` do. Call "
             "`make_train_function`, `make_test_function` or "
-            "`make_predict_function` first, as `fit`, `evaluate` and `predict` "
-            "do."
+            "`make_predict_function` first, as `fit`, `evaluate` and "
+            "`predict` do."
         )
 
 
@@ -168,9 +165,8 @@ def check_built(model: keras.Model, *others) -> None:
         return
     raise ValueError(
         "Loss, metrics and optimizer must have their variables before "
-        "`strategy.run`, in which none can be made. Received: a step of "
-        f"{model.name!r} before anything else. Call "
-        "`model.test_on_batch(x, y)` on one batch first."
+        "`strategy.run`, which cannot create any. Received: a first step of "
+        f"{model.name!r}. Call `model.test_on_batch(x, y)` on one batch before."
     )
 
 
@@ -179,7 +175,7 @@ def check_batch(batch) -> None:
     for tensor in keras.tree.flatten(batch):
         if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
             raise ValueError(
-                "What goes through a pipeline must be dense. Received: a "
+                "The tensors of a pipeline must be dense. Received: a "
                 f"{type(tensor).__name__} of shape {tensor.shape}. Make it "
                 "dense in the input pipeline: `dataset.map` with "
                 "`tf.sparse.to_dense(x)`, or with `x.to_tensor(shape=[None, "
@@ -194,8 +190,8 @@ def check_preprocessed(model: keras.Model, inputs) -> None:
         for x in keras.tree.flatten(inputs)
     ):
         raise ValueError(
-            "What goes through a pipeline must be preprocessed before: the "
-            "preprocessor of a task is not one of its layers. Received: "
-            f"strings, for {model.name!r}. Use "
-            "`dataset.map(task.preprocessor)` with the task that was wrapped."
+            "The inputs of a pipeline must be preprocessed: a task's "
+            "preprocessor is not one of its layers. Received: strings, for "
+            f"{model.name!r}. Use `dataset.map(task.preprocessor)` with the "
+            "wrapped task."
         )

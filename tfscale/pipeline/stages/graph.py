@@ -289,8 +289,7 @@ def _not_functional(model):
         )
     return ValueError(
         "Only Sequential and functional models can be cut into stages. "
-        f"Received: {model.name!r} of type {type(model).__name__}, with a "
-        "`call` of its own, from which the order of its layers cannot be "
-        "read. Write it as `keras.Model(inputs, outputs)`; its layers may "
-        "have any `call` they like."
+        f"Received: {model.name!r} of type {type(model).__name__}, whose "
+        "custom `call` hides the order of its layers. Write it as "
+        "`keras.Model(inputs, outputs)`; its layers may have any `call`."
     )

@@ -15,8 +15,8 @@ def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
     ):
         return
     raise ValueError(
-        "A model must have something to minimise. Received: a model compiled "
-        "without `loss`, no layer of which calls `add_loss` or has a "
+        "A model must have something to minimize. Received: a model compiled "
+        "without `loss`, none of whose layers calls `add_loss` or has a "
         "regularizer. Pass `loss=` to `compile`."
     )
 
@@ -36,11 +36,11 @@ def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
         name = next(c for c in plan.graph.calls if value in c.outputs).name
         raise ValueError(
             "Each output must have a row for each row of the batch, because "
-            "those of microbatches are concatenated. Received: an "
-            f"output of shape {tuple(spec.shape)}, of layer {name!r}, for a "
-            f"microbatch of {rows} rows. Use `PipelineModel(model, "
-            "num_microbatches=1)`, or wrap a model without that output: "
-            "`keras.Model(model.inputs, ...)`."
+            "microbatches are concatenated. Received: an output of shape "
+            f"{tuple(spec.shape)}, of layer {name!r}, for a microbatch of "
+            f"{rows} rows. Use `PipelineModel(model, num_microbatches=1)`, or "
+            "wrap a model without that output: `keras.Model(model.inputs, "
+            "...)`."
         )
 
 

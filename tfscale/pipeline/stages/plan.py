@@ -254,9 +254,8 @@ def _check_layers(graph):
             )
         if getattr(layer, "stateful", False):
             raise ValueError(
-                "A layer in a pipeline cannot hand a state for each row on to "
-                "the next batch: microbatches are other rows and fewer, and "
-                "Keras does not count the state among the layer's variables. "
+                "A layer in a pipeline cannot pass a state of each row to the "
+                "next batch, because microbatches have other and fewer rows. "
                 f"Received: layer {layer.name!r} with stateful=True. Use "
                 "stateful=False, or train the model itself under "
                 "`MeshStrategy`."

@@ -42,19 +42,19 @@ def explained(stages):
             raise tf.errors.UnavailableError(
                 error.node_def,
                 error.op,
-                "All processes that have stages must stay until the training "
-                f"ends. Received: {task[0]} is gone, and its stages with it. "
-                "What it printed says why. Start all processes again; with "
-                "`tfscale.callbacks.BackupAndRestore` they go on where the "
-                f"last backup was made. {message}",
+                "All processes that have stages must run until the training "
+                f"ends. Received: {task[0]} is gone, with its stages. See its "
+                "last output. Start all processes again; with "
+                "`tfscale.callbacks.BackupAndRestore` they continue from the "
+                f"last backup. {message}",
             ) from error
         if NOT_FINITE in message:
             found = "NaN" if "NaN" in message else "Inf"
             raise FloatingPointError(
                 "The loss must be finite. Received: a batch whose loss is "
-                f"{found}. This batch changed no variable, so the weights "
-                "are those before it: look for such values in the data, lower "
-                "the learning rate, or clip gradients."
+                f"{found}. This batch changed no variable. Look for such "
+                "values in the data, lower the learning rate, or clip "
+                "gradients."
             ) from error
         match = _SCOPE.search(message)
         if match is None:
@@ -73,5 +73,6 @@ def explained(stages):
             error.node_def,
             error.op,
             f"Layer {layer!r} of pipeline stage {stage} failed. The step was "
-            f"given up, and training can go on with another batch. {message}",
+            "abandoned, and training can continue with another batch. "
+            f"{message}",
         ) from error

@@ -94,11 +94,12 @@ class StageGraph:
                     # microbatches would take it from one another.
                     name = forward[0].name.removeprefix(f"{self.name}/")
                     raise ValueError(
-                        "A `tf.py_function` with a gradient can be called once "
-                        "in a step. Received: one in a pipeline of several "
-                        f"microbatches, {name!r}. Set num_microbatches=1, or "
-                        "write it with operations of TensorFlow, or with "
-                        "`tf.custom_gradient` and `tf.numpy_function`."
+                        "A `tf.py_function` with a gradient can be called "
+                        f"only once in a step. Received: {name!r} in a "
+                        "pipeline of several microbatches. Set "
+                        "num_microbatches=1, or write it with operations of "
+                        "TensorFlow, or with `tf.custom_gradient` and "
+                        "`tf.numpy_function`."
                     )
 
     def _argument(self, key, shape, dtype):
@@ -272,9 +273,9 @@ def _check_not_recomputed(variables, params):
     for variable, param in zip(variables, params):
         if any(map(attributes.is_recomputed, param.consumers())):
             raise ValueError(
-                "In a stage weights are tensors, and `keras.remat` has the "
-                "gradients of arguments and variables only. Received: "
-                f"{variable.path!r}, which is read in a function that is "
-                "recomputed. Leave `keras.remat` out, and recompute stages: "
+                "`keras.remat` cannot be used in a stage, where weights are "
+                "tensors: it has gradients of arguments and variables only. "
+                f"Received: {variable.path!r}, read in a recomputed function. "
+                "Remove `keras.remat`, and recompute stages: "
                 "`PipelineModel(..., recompute=True)`."
             )

@@ -100,8 +100,8 @@ class StageVariables(keras.StatelessScope):
                 "A layer or loss may use only variables of its own stage. "
                 f"Received: the variable {variable.path!r} of another stage, "
                 f"used in stage {self._stage.index}, where it would get no "
-                "gradient. Make it an attribute of the layer that uses it, or, "
-                "for a `compute_loss` that calls layers, have the model return "
+                "gradient. Make it an attribute of the layer that uses it, "
+                "or, if a `compute_loss` calls layers, have the model return "
                 "what the loss needs."
             )
         return None
@@ -115,14 +115,13 @@ class StageVariables(keras.StatelessScope):
         variable, value = update
         if id(variable) not in self.state_mapping:
             raise ValueError(
-                "What a layer or loss assigns to in a pipeline must be a "
-                "variable of a layer. Received: an assignment to "
-                f"{variable.path!r} in stage {self._stage.index}, which no "
-                "layer of the stage has among its variables: it would be "
-                "lost. Make the variable, metric or "
-                "`keras.random.SeedGenerator` an attribute of the layer. "
-                "`keras.random` without a seed draws from one that all share: "
-                "give it a generator of the layer's own."
+                "A layer or loss in a pipeline may assign only to variables "
+                f"of layers. Received: an assignment to {variable.path!r} in "
+                f"stage {self._stage.index}, which no layer of the stage has "
+                "as a variable: it would be lost. Make the variable, metric "
+                "or `keras.random.SeedGenerator` an attribute of the layer. "
+                "`keras.random` without a seed draws from a shared one: pass "
+                "the layer's own generator."
             )
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ValueError(

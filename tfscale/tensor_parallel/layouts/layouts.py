@@ -34,7 +34,7 @@ def _axes_of(
     except re.error as error:
         raise ValueError(
             "The keys of a layout map must be regular expressions. Received: "
-            f"{pattern!r}: {error}. For any text write '.*'."
+            f"{pattern!r}: {error}. Use '.*' to match any text."
         ) from error
     axes = getattr(layout, "axes", layout)
     if not isinstance(axes, (tuple, list)):
@@ -46,16 +46,16 @@ def _axes_of(
     for axis in axes:
         if isinstance(axis, tuple | list):
             raise ValueError(
-                "A layout must name axes of the mesh, one axis for a dim at "
-                f"most. Received: {axis} in {axes} for {pattern!r}. Give each "
-                "axis a dim of its own."
+                "A layout must name at most one axis of the mesh for a dim. "
+                f"Received: {axis} in {axes} for {pattern!r}. Give each axis "
+                "another dim."
             )
         # A variable is on one stage, never spread over several.
         if axis == "pipeline":
             raise ValueError(
-                "A layout must not name the axis 'pipeline', along which "
-                f"layers are spread and not their weights. Received: {axes} "
-                f"for {pattern!r}. Use {AXIS!r}."
+                "A layout must not name the axis 'pipeline', which spreads "
+                f"layers and not their weights. Received: {axes} for "
+                f"{pattern!r}. Use {AXIS!r}."
             )
         if axis is not None and axis not in sizes:
             raise ValueError(
@@ -68,7 +68,7 @@ def _axes_of(
     for name in (AXIS, DATA_AXIS):
         if axes.count(name) > 1:
             raise ValueError(
-                f"A layout must name the axis {name!r} once at most. Received: "
+                f"A layout must name the axis {name!r} at most once. Received: "
                 f"{axes} for {pattern!r}. Put `None` in all places but one."
             )
     return axes
@@ -152,19 +152,19 @@ class Layouts:
         if len(axes) != len(shape):
             raise ValueError(
                 "A layout must have one entry per dim of its variable. "
-                f"Received: {axes} (of {pattern!r}), that is {len(axes)}, for "
-                f"{path!r} of shape {tuple(shape)}, that is {len(shape)}. "
-                "Add or remove `None`s, or make the pattern narrower."
+                f"Received: {axes} (of {pattern!r}), with {len(axes)}, for "
+                f"{path!r} of shape {tuple(shape)}, with {len(shape)}. Add or "
+                "remove `None`s, or make the pattern narrower."
             )
         if DATA_AXIS in axes and self._num_replicas == 1:
             self._ignored[path] = axes
         dim = axes.index(AXIS) if AXIS in axes and self.size > 1 else None
         if declared not in (None, dim):
             raise ValueError(
-                "A layout map must leave the variables of `tfscale.layers` as "
-                f"they divide themselves. Received: {axes} (of {pattern!r}) "
-                f"for {path!r}, which is sharded along dim {declared}. Make "
-                "the pattern narrower, or use the layer of Keras."
+                "A layout map must agree with the layers of `tfscale.layers`, "
+                f"which shard their own variables. Received: {axes} (of "
+                f"{pattern!r}) for {path!r}, which is sharded along dim "
+                f"{declared}. Make the pattern narrower, or use Keras' layer."
             )
         if dim is not None:
             self._check_divisible(path, shape, dim, axes)
@@ -183,7 +183,7 @@ class Layouts:
                 f"Received: {path!r} of shape {tuple(shape)} with the layout "
                 f"{axes}: dim {dim} has size {shape[dim]}, the axis "
                 f"{DATA_AXIS!r} has size {self._num_replicas}. Name another "
-                "dim, or none: then one that the replicas divide is chosen."
+                "dim, or none to have one chosen."
             )
         return dim
 
@@ -230,10 +230,10 @@ class Layouts:
         matches = [p for p in self._axes if re.fullmatch(p, path)]
         if len(matches) > 1:
             raise ValueError(
-                "A variable must match one pattern of a layout map at most. "
+                "A variable must match at most one pattern of a layout map. "
                 f"Received: {path!r}, which matches "
-                f"{', '.join(map(repr, matches))}. Make them narrower, or give "
-                f"the variable the key {path!r}, which comes first."
+                f"{', '.join(map(repr, matches))}. Make them narrower, or add "
+                f"the key {path!r}, which takes precedence."
             )
         return matches[0] if matches else None
 
@@ -246,10 +246,10 @@ class Layouts:
             "The model axis must divide the dim that is split over it. "
             f"Received: {path!r} of shape {tuple(shape)} with the layout "
             f"{axes}: dim {dim} has size {length}, the axis {AXIS!r} has size "
-            f"{size}. Use a model axis of {', '.join(map(str, divisors))}, or "
-            f"make the dim {length + -length % size}, or leave the variable "
-            f"whole: give {path!r} a key of its own with `None`s, which comes "
-            "first, or start from `tfscale.auto_layout_map`."
+            f"{size}. Use a model axis of {', '.join(map(str, divisors))}, a "
+            f"dim of {length + -length % size}, or `tfscale.auto_layout_map`; "
+            f"or keep the variable whole, by the key {path!r} with `None`s, "
+            "which takes precedence."
         )
 
 

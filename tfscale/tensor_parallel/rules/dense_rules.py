@@ -121,11 +121,11 @@ class _Row(rules.Rule):
         size = inputs.shape[self.sink_dim]
         if self._comes_sharded and size == self.whole_size():
             raise ValueError(
-                "The input of a layer with input_is_parallel=True must be this "
-                f"rank's part of {self.whole_size()} entries. Received: shape "
-                f"{inputs.shape} in {self.layer.name!r}, which is all of it. "
-                "Set input_is_parallel=False, or let the layer follow a "
-                "`ColumnParallelDense` with gather_output=False."
+                "The input of a layer with input_is_parallel=True must be "
+                f"this rank's shard of {self.whole_size()} entries. Received: "
+                f"shape {inputs.shape} in {self.layer.name!r}, which is whole. "
+                "Set input_is_parallel=False, or put a `ColumnParallelDense` "
+                "with gather_output=False before the layer."
             )
         return inputs if self._comes_sharded else super().shard_input(inputs)
 

@@ -58,8 +58,9 @@ class Rule(abc.ABC):
             self.stays_sharded = stays_sharded
         elif self.stays_sharded and not stays_sharded:
             raise ValueError(
-                "What a column-parallel layer leaves sharded must be taken so. "
-                f"Received: {self.layer.name!r} with gather_output=False, but "
+                "The sharded output of a column-parallel layer must be used "
+                f"sharded. Received: {self.layer.name!r} with "
+                "gather_output=False, but "
                 f"{reason or 'what follows needs the whole'}. Set "
                 "gather_output=True, or let a `RowParallelDense` follow."
             )

@@ -58,8 +58,8 @@ def prepare_called(fn, run, sharded_calls) -> None:
                 if not is_eager:
                     raise
                 warnings.warn(
-                    "Sequence parallelism needs a graph of what the replicas "
-                    "run, to find its models before they run. Received: "
+                    "Sequence parallelism needs a graph of the function that "
+                    "replicas run, to find its models in advance. Received: "
                     f"{type(error).__name__}: {error}. Activations are whole; "
                     "run it in a `tf.function` (`run_eagerly=False`).",
                     stacklevel=2,
@@ -88,10 +88,9 @@ def _warn_of_custom_call(rule):
     if called not in _warned:
         _warned.add(called)
         warnings.warn(
-            f"{called.name!r} runs without sequence parallelism: it is no "
-            "functional or sequential model, so that it is not known what its "
-            "layers do with a part. Activations are whole between its sharded "
-            "layers.",
+            f"{called.name!r} runs without sequence parallelism: it is neither "
+            "functional nor sequential, so the uses of a shard cannot be "
+            "analyzed. Activations are whole between its sharded layers.",
             stacklevel=2,
         )
 
