@@ -20,13 +20,17 @@ PATTERNS = {
     "American spelling": r"\b\w*(?:"
     + "|".join(f"{stem}e[ds]?\\b|{stem}ing\\b|{stem}ation" for stem in _STEMS)
     + r"|neighbour|behaviour|colour|favour|labelled|modelled|licence\b|grey\b)",
-    "a docstring names a thing or an action": r'"""What\b',
+    "a sentence names a thing, and no clause": (
+        r'(?:"""|[\w)`]\. |[^#]# )(?-i:What)\b(?![^.]*\?)'
+    ),
     "remove, not leave away": r"\bleave (?:that|this|it|the \w+) away\b",
-    "`such as` is followed by a noun": r"\buse such as\b",
-    "say what one thing depends on": r"\bgoes by\b",
-    "say what something offers": r"\b(?:is|are|be) to be had\b",
-    "a custom one": r"\bof one's own\b|\bone's own\b",
-    "name the thing": r"\bbeside it\b",
+    "`such as` is followed by a noun": r'\buse such as\b|\bsuch as `?"',
+    "say what one thing depends on": r"\bgo(?:es)? by\b",
+    "say what something offers": r"\b(?:to be|cannot be) had\b",
+    "a custom one": r"\b(?:one|user)'s own\b",
+    "name the thing": r"\bbeside (?:it|them)\b",
+    "that of has a noun before it": (r'(?:"""|\. |# )(?-i:That|Those) of\b'),
+    "a relative clause names its noun": r"\bof which\b",
 }
 
 
@@ -72,6 +76,22 @@ class ProseTest(parameterized.TestCase):
         ("remove, not leave away", "x=3. Leave that away.", "Leave it out."),
         ("say what one thing depends on", "that goes by", "goes beyond"),
         ("remove, not leave away", '"Leave that "\n  "away"', "left"),
+        (
+            "a sentence names a thing, and no clause",
+            "It runs. What is left waits.",
+            "## What it is\n\nIt knows what waits. What is that?",
+        ),
+        (
+            "that of has a noun before it",
+            "# That of a lookup is sparse.",
+            "The gradient is that of a lookup.",
+        ),
+        (
+            "a relative clause names its noun",
+            "two devices, each of which adds",
+            "two devices that add",
+        ),
+        ("`such as` is followed by a noun", 'such as `"a"`', "such as `a`"),
     )
     def test_a_pattern_finds_what_it_names(self, rule, wrong, right):
         self.assertLen(found(PATTERNS[rule], wrong), 1)

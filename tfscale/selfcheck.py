@@ -103,7 +103,7 @@ def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def cases_of_models(num_devices: int) -> dict[str, dict[str, Any]]:
-    """Those of `cases` on which a user's model is compared."""
+    """The `cases` on which a user's model is compared."""
     names = ("data", "model", "pipeline", "all axes")
     return {
         name: options
@@ -374,7 +374,7 @@ def report(
             left.append(name)
             continue
         result = check(name, lambda o=options: train(**o), expected)  # type: ignore[misc]
-        # What is known if somebody ends it.
+        # The results so far, if somebody ends it.
         print(f"{name}: {result.status}", file=sys.stderr, flush=True)
         results.append(result)
     ones = [np.ones((number, 1024), "float32")]

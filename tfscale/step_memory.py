@@ -83,8 +83,8 @@ def whole_step_peak(
         gradients: Bytes of the gradients of each layer's weights.
         updates: The most of each layer's `update_bytes`.
         num_replicas: Replicas that sum gradients of weights which each has.
-            Those of the first replica wait for the last one. Infinite, if all
-            gradients wait for a norm.
+            Gradients of the first replica wait for the last one. Infinite, if
+            all gradients wait for a norm.
     """
     waiting = 1 - 1 / num_replicas
     # Gradients of later layers are there when a backward runs.

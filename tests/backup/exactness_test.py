@@ -115,7 +115,7 @@ class ExactnessTest(tf.test.TestCase, parameterized.TestCase):
             fit(data, interrupt_at=2)
         with self.assertLogs(level="WARNING") as logs:
             fit(shuffled() if is_new else data)
-        said = [line for line in logs.output if "that of a new process" in line]
+        said = [line for line in logs.output if "as in a new process" in line]
         self.assertLen(said, 0 if is_new else 1)
 
 

@@ -207,7 +207,9 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
     def test_is_refused_outside_of_replicas(self):
         with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
             variable = keras.Variable([1.0])
-            with self.assertRaisesRegex(ValueError, "called by the replicas"):
+            with self.assertRaisesRegex(
+                ValueError, "called in replica context"
+            ):
                 tfscale.sum_gradients([tf.ones(1)], [variable])
 
 

@@ -154,7 +154,7 @@ class OnBatchTest(parameterized.TestCase):
         # was 1.5.
         metric = true_positives()
         model = build(data=2, metrics=lambda: [metric])
-        with self.assertRaisesRegex(ValueError, "'true/.*made outside"):
+        with self.assertRaisesRegex(ValueError, "'true/.*outside"):
             model.train_on_batch(X, Y)
 
 

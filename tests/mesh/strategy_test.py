@@ -380,7 +380,7 @@ class WrongMeshTest(parameterized.TestCase):
         for do, received in (
             (compiled, "a model and an optimizer"),
             (by_hand, "a model and an optimizer"),
-            (adapted, "'a/lora_kernel_a:0', created outside"),
+            (adapted, "'a/lora_kernel_a:0', made outside"),
         ):
             with strategy(data=2).scope():
                 model = build()

@@ -156,7 +156,7 @@ class TraceTableTest(absltest.TestCase):
             trace_table(lambda: 3, (1,))
 
     def test_a_model_that_is_not_built_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "a model that is built"):
+        with self.assertRaisesRegex(ValueError, "a built model"):
             trace_table(Whole, (1,))
 
     def test_a_function_that_compiles_is_refused(self):

@@ -320,7 +320,7 @@ class ExportTest(parameterized.TestCase):
         model = on_mesh(pipeline=2, model=2)
         with self.assertRaisesRegex(
             ValueError,
-            r"'(up|down)/(kernel|bias)', in 2 parts.*`tfscale.export\(model, "
+            r"'(up|down)/(kernel|bias)', in 2 shards.*`tfscale.export\(model, "
             r"path\)`.*one device, save it with `model.save\(path\)`",
         ):
             model.export(self.path, verbose=False)

@@ -102,7 +102,7 @@ def limit_joining(jobs: Mapping[str, int], leader: str, seconds: float) -> None:
 
     It is set as `tf.distribute.MultiWorkerMirroredStrategy` would set it, which
     leaves it then. `jobs` has the number of tasks of each job, `leader` is the
-    task that runs the service, such as `"/job:worker/replica:0/task:0"`.
+    task that runs the service, `"/job:worker/replica:0/task:0"` for instance.
     """
     context = symbols.eager_context.context()
     context.configure_coordination_service(
@@ -329,7 +329,7 @@ def with_losses(
     """Members of a subclass of a model whose `compute_loss` uses other losses.
 
     `compiled` gives what stands for its `CompileLoss`, `added` the list of what
-    layers have added, of each of which `aggregate` makes something.
+    layers have added, and `aggregate` is called with each.
     """
     return {
         "_compile_loss": property(lambda self: compiled()),

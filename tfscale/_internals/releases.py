@@ -1,6 +1,6 @@
 """Differences between the releases of Keras that tfscale runs on.
 
-All differences are here. Those of `IS_3_15` may be deleted when setup.cfg
+All differences are here. The `IS_3_15` ones may be deleted when setup.cfg
 requires Keras 3.16.
 """
 

@@ -37,7 +37,7 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
 
 
-# What workers compare, see `fitting.keras_call`.
+# The arguments that workers compare, see `fitting.keras_call`.
 ARGUMENTS = (
     *("epochs", "initial_epoch", "steps_per_epoch", "steps", "class_weight"),
     *("validation_data", "validation_steps", "validation_freq"),

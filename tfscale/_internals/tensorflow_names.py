@@ -40,7 +40,7 @@ python.distribute.input_lib
     DistributedDatasetsFromFunction: whose batches replicas take
     DistributedIterator: from which all replicas take batches
     DistributedIteratorSpec: what a function takes of it
-    InputWorkers: which devices have batches of which iterator
+    InputWorkers: the devices that have the batches of each iterator
 python.distribute.input_lib.DistributedIterator
     _type_spec: what a function takes of it
 python.distribute.input_lib.DistributedIteratorBase.__init__

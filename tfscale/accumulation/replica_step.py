@@ -214,7 +214,7 @@ class ReplicaStep:
                 else value
                 for value in logs
             ]
-            # Those of all replicas.
+            # The sources of all replicas.
             sources = list(filter(None, self._sources))
             results = {
                 metric: keras.tree.flatten(metric.result())

@@ -1,4 +1,4 @@
-"""The two parts of a model, the second of which trains on cached activations.
+"""The two parts of a model: the second trains on cached activations.
 
 `tfscale.cut` makes them, in `pipeline/cut_model.py`.
 """

@@ -61,7 +61,7 @@ class MeanMetric(in_place.Mixin):
 
 
 class FunctionMetric(in_place.Mixin):
-    """A metric made of a function, of which Keras takes the mean of calls.
+    """A function as a metric, which Keras averages over calls.
 
     A number for each row or element counts as one, if no mask leaves it out,
     and a single number as in `MeanMetric`, or the mean of one for each class.

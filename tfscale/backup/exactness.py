@@ -19,8 +19,8 @@ def warn_of_inexact(epochs, name: str, num_probes: int = 0) -> None:
     reasons = _reasons(epochs, is_cut_short or num_probes > 0)
     if reasons:
         logging.warning(
-            "After an interruption the %s data will not be what it would have "
-            "been: %s. Use `tfscale.data`, or give each shuffle a seed.",
+            "After an interruption the %s data will differ: %s. Use "
+            "`tfscale.data`, or give each shuffle a seed.",
             name,
             "; ".join(reasons),
         )
@@ -30,11 +30,10 @@ def warn_of_shared(training, validation) -> None:
     """Warns if iterators of one move seeds of the other's shuffles."""
     if _shuffles_of(training) & _shuffles_of(validation):
         logging.warning(
-            "After an interruption training and validation data will not be "
-            "what they would have been: they share a `shuffle` that draws "
-            "another order for each iterator of either. Give it "
-            "`reshuffle_each_iteration=False`, without which a `take` and a "
-            "`skip` have records in common too."
+            "After an interruption training and validation data will differ: "
+            "they share a `shuffle` that draws another order for each "
+            "iterator of either. Give it `reshuffle_each_iteration=False`, "
+            "without which a `take` and a `skip` have records in common too."
         )
 
 
@@ -42,11 +41,11 @@ def warn_of_earlier_iterators(epochs, count: int, saved: int) -> None:
     """Warns if a dataset was read another number of times in the process."""
     if count != saved and _shuffles_of(epochs):
         logging.warning(
-            "After an interruption the data must be that of a new process. "
-            "Received: a `tf.data.Dataset` with a `shuffle`, of which this "
-            "process has created %d iterators in earlier calls of `fit`, and "
-            "the interrupted one %d: it has another order now. Start the "
-            "program again, or create the dataset anew.",
+            "After an interruption the data must be as in a new process. "
+            "Received: a `tf.data.Dataset` with a `shuffle`, and %d iterators "
+            "created by earlier calls of `fit` in this process, %d in the "
+            "interrupted one: its order differs now. Start the program again, "
+            "or create the dataset anew.",
             count,
             saved,
         )

@@ -206,7 +206,7 @@ def _values(layer):
 def _leading_layers(model, names, frozen):
     """The layers with weights before which nothing else stays trainable.
 
-    Those of `names` or, without, all but the last; `frozen` ones have been.
+    Only layers of `names`, or all but the last; `frozen` ones count.
     """
     if isinstance(model, WrappedModel):
         model = model.model

@@ -125,7 +125,7 @@ def _serve(
 
 
 def _rendezvous(cluster, **calls):
-    """That of a chief with its workers and parameter servers."""
+    """The rendezvous of a chief with its workers and parameter servers."""
     addresses = json.dumps([cluster.jobs[job] for job in sorted(cluster.jobs)])
     return Rendezvous(
         cluster, {}, about=addresses, silence=_SECONDS_OF_SILENCE, **calls

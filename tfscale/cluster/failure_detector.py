@@ -199,7 +199,7 @@ class FailureDetector:
         if not is_first or self._ends.wait(_SECONDS_TO_END_TOO):
             return
         if self.num_collectives():
-            # What waits for the lost worker would do so for several seconds.
+            # Collectives would wait for the lost worker for several seconds.
             attributes.abort_collectives(self._words())
             if self._ends.wait(_SECONDS_TO_END_TOO):
                 return

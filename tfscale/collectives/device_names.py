@@ -6,7 +6,8 @@ import tensorflow as tf
 def full_name(device: str, default: str = "") -> str:
     """The name of a device with its job, replica, task, kind and number.
 
-    What it lacks is that of `default`, or of the first CPU of this process.
+    Parts that are missing come from `default`, or the first CPU of this
+    process.
 
     >>> full_name("/device:CPU:0", "/job:worker/replica:0/task:1/device:GPU:2")
     '/job:worker/replica:0/task:1/device:CPU:0'

@@ -143,7 +143,7 @@ def in_groups(
 
 
 def plan_of(operation, tensors, plan="auto", num_shards=1):
-    """The plan for tensors, each of which is one of `num_shards`."""
+    """The plan for tensors, each one of `num_shards` shards."""
     if plan == "auto":
         devices = tuple(tensor.device for tensor in tensors)
         per_machine = _devices_per_machine(links.machines(devices))

@@ -1,8 +1,8 @@
 """Exchanges between the model ranks of a replica, forward and backward.
 
 A replica whose layers are split over T devices runs as T traced threads, its
-model ranks. These operations are collectives of the ranks, each of which
-computes its result on its device:
+model ranks. These operations are collectives of the ranks; each rank computes
+its result on its device:
 
     operator                  forward             backward
     copy_to_ranks      (f)    x                   sum over ranks
@@ -141,7 +141,7 @@ def _with_gradient(forward, backward, x, *dim):
         result = forward(x, *dim)
 
     def gradient(gradients, _):
-        # That of a lookup is sparse rows.
+        # The gradient of a lookup is sparse rows.
         return [backward(tf.convert_to_tensor(gradients[0]), *dim)]
 
     (result,) = with_gradient(gradient, [result], [x])

@@ -30,7 +30,7 @@ SCATTERED = "scattered"
 
 
 class Reducer(tf.distribute.ReductionToOneDevice):
-    """Reduces and gathers the values of threads, each of which is a rank."""
+    """Reduces and gathers the values of threads, one for each rank."""
 
     def __init__(
         self, num_replicas: int, num_ranks: int, workers: Workers | None

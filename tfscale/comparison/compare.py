@@ -57,9 +57,9 @@ def compare(
         wrap: Called in the scope with the compiled model; returns the model to
             train, as `lambda m: tfscale.PipelineModel(m, 4)` does.
         dtype: `"float64"` builds both models with Keras' global dtype policy
-            of this name. What is left then is no rounding. By default the
-            models are compared as they are.
-        callbacks: Those of the `fit` under the strategy, such as a
+            of this name. Remaining differences are then no rounding. By default
+            the models are compared as they are.
+        callbacks: Callbacks of the `fit` under the strategy, such as a
             `tfscale.callbacks.GradientAccumulation`.
 
     Returns:

@@ -9,7 +9,7 @@ import keras
 
 from tfscale._internals import fitting
 
-# What callbacks get: metrics by name, or None.
+# The logs that callbacks get: metrics by name, or None.
 Logs = dict[str, Any] | None
 
 

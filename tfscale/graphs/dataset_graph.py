@@ -20,8 +20,8 @@ _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc")
 class DatasetStage:
     """One transformation; `dataset` is the chain up to and with it.
 
-    `kind` is a string such as `"ParallelMap"`, `settings` a dict of integers,
-    bools and strings such as `{"buffer_size": 2}`.
+    `kind` is a string like `"ParallelMap"`, `settings` a dict of integers,
+    bools and strings like `{"buffer_size": 2}`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class DatasetStage:
 
     @property
     def name(self) -> str:
-        """The kind in words, such as `"parallel map"`."""
+        """The kind in words: `"parallel map"`."""
         words = (f" {c.lower()}" if c.isupper() else c for c in self.kind)
         return "".join(words).strip()
 

@@ -195,7 +195,7 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
         if node.op in _COUNTERS:
             output = shapes_of[node.name][0]
             shapes = (*inputs(node), output)
-            # Those of a popped list are not there.
+            # A popped list has no shapes.
             if node.op != "Einsum" and not all(shape.dim for shape in shapes):
                 raise ValueError(
                     "FLOPs are known where the ranks of tensors are. Received: "
@@ -282,7 +282,7 @@ def _transposed_convolution(node, inputs, output):
 
 def _cudnn_rnn(node, inputs, output):
     # Inputs: sequence (time, batch, dim), state, cell state, all weights in
-    # one vector, of which the biases (two for each gate) multiply nothing.
+    # one vector; its biases (two for each gate) multiply nothing.
     gates = {b"lstm": 4, b"gru": 3}.get(node.attr["rnn_mode"].s, 1)
     biases = 2 * gates * _dims(inputs[1])[-1]
     time, batch, _ = _dims(inputs[0])

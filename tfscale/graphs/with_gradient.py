@@ -26,9 +26,9 @@ def with_gradient(
 ) -> list[tf.Tensor]:
     """The results; their gradients by `inputs` are those of `backward`.
 
-    It is called with the gradients of the results and with the inputs. What
-    else led to the results has no gradient. `backward` is registered as long as
-    the process lives: it must refer to no tensor.
+    It is called with the gradients of the results and with the inputs. Other
+    tensors that led to the results have no gradient. `backward` is registered
+    as long as the process lives: it must refer to no tensor.
     """
     with symbols.record.stop_recording():
         if tf.executing_eagerly():

@@ -8,9 +8,9 @@ cannot: sums over devices, strings, lookups, Python functions.
     GPU:0   lookup ─ [ cluster ] ─ AddN ─ [ cluster: update ]
     GPU:1   lookup ─ [ cluster ] ─ AddN ─ [ cluster: update ]
 
-A cluster starts when all its inputs are there. What devices exchange lies in no
-cluster, and TensorFlow launches a NCCL operation on all devices of a process at
-once, when it has arrived on all; operations between workers are ordered by
+A cluster starts when all its inputs are there. Exchanges between devices lie in
+no cluster, and TensorFlow launches a NCCL operation on all devices of a process
+at once, when it has arrived on all; operations between workers are ordered by
 control edges. So no device waits for another in an order of its own, even where
 clusters differ: those of device 0 also make the logs. On CPUs TensorFlow makes
 clusters only with `TF_XLA_FLAGS=--tf_xla_cpu_global_jit` in the environment.

@@ -114,7 +114,8 @@ def main(arguments):
         return _local_tasks(local_ranks, NUM_PS.value, environ)
 
     if MAX_WORKERS.value:
-        # What the last one lacks is an error now, not when it is asked for.
+        # If the last worker lacks GPUs, it is an error now and not when it
+        # starts.
         _local_tasks([MAX_WORKERS.value - 1], num_ps=0)
     launcher = Launcher(
         command,

@@ -22,13 +22,13 @@ class ShardedEmbedding(keras.layers.Layer):
     Of S shards, shard s has the rows s, s + S, s + 2 S, ..., so that frequent
     tokens, which mostly have low numbers, are not all on one server.
 
-    What an optimizer does on a server is up to it. That of Keras is the rule
-    for dense gradients: `SGD` without momentum changes the rows of the batch
-    only, `Adam` and all others that keep averages change every row in each
-    step, with the numbers of a dense gradient and at its cost.
+    Each optimizer decides what it does on a server. Keras' optimizers apply the
+    rule for dense gradients: `SGD` without momentum changes the rows of the
+    batch only, `Adam` and all others that keep averages change every row in
+    each step, with the numbers of a dense gradient and at its cost.
 
     Initial values are drawn for the whole table, in the memory of the chief.
-    What is saved is the whole table too, so that weights load with another
+    The whole table is saved, too, so that weights load with another
     number of shards.
 
     Args:
@@ -37,8 +37,8 @@ class ShardedEmbedding(keras.layers.Layer):
         embeddings_initializer: Initializer of the table.
         mask_zero: Whether 0 stands for padding; see `keras.layers.Embedding`.
         num_shards: Integer, how many variables; by default as many as there
-            are servers, and 1 without. What is saved of a built layer names
-            it, so that slots of an optimizer fit.
+            are servers, and 1 without. The config of a built layer names it, so
+            that slots of an optimizer fit.
         **kwargs: Other arguments of `keras.layers.Layer`.
 
     Call arguments:

@@ -27,7 +27,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
     """Cross-entropy of integer labels and logits, in parts where they are.
 
     The same numbers as `keras.losses.SparseCategoricalCrossentropy` of
-    `from_logits=True`. What it does besides: where predictions are logits that
+    `from_logits=True`. In addition, where predictions are logits that
     a model rank gathered from the parts that all ranks have (the output of a
     dense layer or reverse embedding sharded along the vocabulary), it takes
     this rank's part in their place. Ranks then exchange three numbers for each

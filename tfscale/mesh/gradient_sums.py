@@ -19,11 +19,10 @@ def sum_gradients(
     """Sums gradients of replicas and ranks to those of one device.
 
     A tape in a `train_step` gives gradients of the rows of a replica and, on
-    model ranks, of a shard of each variable. What clips them, takes their norm
-    or adds to them needs the whole: this sums them over the replicas and puts
-    shards together. `optimizer.apply` takes what is made of the result on any
-    mesh. It must be the same on all replicas: made of sums, variables and
-    constants.
+    model ranks, of a shard of each variable. Clipping, norms and additions need
+    whole gradients: this sums them over the replicas and puts shards together.
+    `optimizer.apply` takes what is made of the result on any mesh. It must be
+    the same on all replicas: made of sums, variables and constants.
 
     On one device it only sums the rows of lookups, so that the same step trains
     there. All replicas have to call it, in replica context, outside of branches

@@ -45,7 +45,7 @@ def _check_has_pipeline(extended, fn):
 
 def _check_divides_weights(extended, fn):
     states, paths = extended.optimizer_states, extended.variable_creator.paths
-    # What `fit` builds is of no layer that the creator knows.
+    # Variables that `fit` builds are of no layer that the creator knows.
     paths = paths or [variable.path for variable in _trained_by(fn)]
     if extended.gathers_weights and paths and not states.max_gathered_bytes:
         raise ValueError(

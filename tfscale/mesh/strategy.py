@@ -47,8 +47,8 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         mesh: A `keras.distribution.DeviceMesh` with the axes `"data"` and
             `"pipeline"` and `"model"` (see `tfscale.device_mesh`); an axis that
             is not there has size 1.
-        layout_map: A `keras.distribution.LayoutMap`: which dimensions of which
-            variables are sharded over the axis `"model"`. Entries of other
+        layout_map: A `keras.distribution.LayoutMap`: the dimensions of
+            variables that are sharded over the axis `"model"`. Entries of other
             axes count as replicated. `tfscale.layers` need none.
         zero_stage: 0, 1 to divide the slots of optimizers over the data axis,
             2 to divide accumulated gradients too, or 3 to divide weights too.

@@ -35,7 +35,7 @@ class LARS(keras.optimizers.Optimizer):
         weight_decay: See above. Not decoupled, unlike that of other Keras
             optimizers.
         trust_coefficient: See above.
-        **kwargs: Those of every Keras optimizer: `name`, `clipnorm`,
+        **kwargs: Arguments of every Keras optimizer: `name`, `clipnorm`,
             `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `loss_scale_factor`,
             `gradient_accumulation_steps`.

@@ -24,7 +24,7 @@ class ParameterServerModel(WrappedModel):
     """Trains a Keras model on the workers of a `ParameterServerStrategy`.
 
     `compile`, `fit`, `evaluate`, `predict` and the `*_on_batch` methods are
-    those of Keras. What is saved is the plain model.
+    those of Keras. The plain model is saved.
 
     `compile` is called in the strategy's scope, with an optimizer that was made
     there and is right where steps do not wait for each other: one that
@@ -36,7 +36,7 @@ class ParameterServerModel(WrappedModel):
     all of them and trains on every W-th. Where that costs too much, pass a
     function from a `tf.distribute.InputContext` to the dataset of that worker,
     such as `lambda context: tfscale.data.pipeline(..., batch_size=W * 32,
-    input_context=context).repeat()`, of which each gets 32 rows.
+    input_context=context).repeat()`, which gives each 32 rows.
 
     An epoch is over when all of its steps are: metrics and `iterations` count
     each step once, and callbacks of epochs see the variables at rest. Callbacks

@@ -33,8 +33,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     section 4.1, "Downpour SGD".
 
     Args:
-        cluster: The `tfscale.cluster.Cluster`, of which this process is the
-            chief. Defaults to that of the environment, as the launcher sets
+        cluster: The `tfscale.cluster.Cluster`, with this process as its chief.
+            Defaults to the cluster of the environment, as the launcher sets
             it.
 
     Raises:

@@ -1,7 +1,7 @@
 """A dataset as Keras iterates over it: on the workers, or batch by batch here.
 
 Steps of training take their batches from an iterator of the worker that runs
-them. Those of `evaluate` and `predict` get theirs from the chief, so that each
+them. Steps of `evaluate` and `predict` get theirs from the chief, so that each
 batch counts once and predictions come in order.
 
     a dataset        batch    0   1   2   3   4   5

@@ -30,7 +30,7 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_model
 _FLOPS_PER_BYTE = 10, 1000
 
 
-# What is saved as this class loads as the plain model, see wrapped_model.py.
+# A model saved as this class loads as the plain model, see wrapped_model.py.
 @keras.saving.register_keras_serializable(package="tfscale")
 class PipelineModel(PipelineTrainer):
     """Trains a Keras model over the pipeline axis of a mesh.
@@ -40,7 +40,7 @@ class PipelineModel(PipelineTrainer):
     (Huang et al. 2019, "GPipe"). `compile`, `fit`, `evaluate`, `predict` and
     the `*_on_batch` methods are those of Keras and give the numbers of one
     device: losses, gradients, metrics and moving statistics are those of the
-    whole batch, however it is divided. What is saved is the plain model.
+    whole batch, however it is divided. The plain model is saved.
 
     Three things differ from one device, as in every pipeline:
     `BatchNormalization` normalizes each microbatch by itself in training (its
@@ -329,7 +329,7 @@ def _compile_arguments(model: keras.Model) -> dict:
     """An optimizer's slots are moved to the devices of the variables."""
     arguments = attributes.compile_arguments(model)
     if not arguments["jit_compile"]:
-        # What Keras makes of "auto" under a strategy.
+        # As Keras does for "auto" under a strategy.
         arguments["jit_compile"] = "auto"
     arguments["optimizer"] = _moved(model.optimizer)
     arguments["auto_scale_loss"] = False  # it has been, if it was to be

@@ -114,7 +114,7 @@ def _lines(plan, num_replicas, memories, rows, num_slots):
         yield (
             "Window",
             f"{colored(schedule.num_batches)} batches (`steps_per_execution`), "
-            "each of which updates the weights",
+            "which each update the weights",
         )
         for stage, memory in enumerate(memories):
             if staleness := schedule.staleness(stage):

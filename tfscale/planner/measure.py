@@ -22,7 +22,7 @@ _COPIED = {"CPU": 1 << 24, "GPU": 1 << 28, "TPU": 1 << 28}
 _FEW, _MANY = 2, 18
 # Blocks of a transformer that is trained, tokens of its sequences and batches.
 _BLOCKS, _LENGTH, _TOKENS = 3, 32, (32, 512)
-# Those of attention count as one of the forward and two of the backward.
+# Attention's count as one of the forward and two of the backward.
 _PRODUCTS = 9 * _BLOCKS
 
 
@@ -58,7 +58,7 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     of_few, of_many = (
         _seconds(_train, names, (tokens, width // 4)) for tokens in _TOKENS
     )
-    # What a batch of no tokens would take.
+    # The time of a batch without tokens.
     startup = (of_few * many - of_many * few) / (many - few)
     alone = of_many / _seconds(_train, names[:1], (many, width // 4))
     num_bytes = _COPIED[kind]

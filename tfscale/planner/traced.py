@@ -87,7 +87,7 @@ class _Tracer:
             self._check_sizes()
         self.flops, self.backward, _ = plan.call_costs
         self.cut_bytes = cut_bytes(self.graph)
-        # What does not double with the rows is kept once.
+        # Bytes that do not double with the rows are kept once.
         one, two = (
             memory.call_memory(self.graph, rows, grappler=False)
             for rows in (1, 2)

@@ -112,8 +112,8 @@ class Loop(NamedTuple):
         body: The repetition.
         registers: Microbatch and key of each tensor that is in flight at the
             start of an iteration.
-        consumed: Keys of tensors that are made before the loop, and of which
-            each iteration reads some.
+        consumed: Keys of tensors that are made before the loop; each iteration
+            reads some of them.
         made: Keys of tensors that iterations make, and that are read after
             the loop.
     """

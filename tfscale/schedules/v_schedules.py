@@ -67,7 +67,7 @@ def dualpipev(num_devices: int, num_microbatches: int) -> Schedule:
     if num_microbatches < 2 * num_devices:
         raise ValueError(
             "The schedule 'dualpipev' needs at least as many microbatches as "
-            "stages, of which each device has two. Received: "
+            "stages, two for each device. Received: "
             f"num_microbatches={num_microbatches} on {num_devices} devices. "
             f"Use num_microbatches={2 * num_devices} or more, or 'zb_v'."
         )

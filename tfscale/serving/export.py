@@ -16,11 +16,11 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
 
     `keras.Model.export` forgets the devices of a model. This keeps them: the
     graph names the devices of the mesh, and each variable, or shard of one, is
-    saved as it lies and read where it is used. No value is gathered. What
-    loads a SavedModel serves it, without tfscale and without Keras: TensorFlow
-    Serving, `tf.saved_model.load`. It needs devices of the same names, or
-    `allow_soft_placement`; with `tf.saved_model.load` variables lie on their
-    devices only with `tf.saved_model.LoadOptions(experimental_variable_policy=
+    saved as it lies and read where it is used. No value is gathered. TensorFlow
+    Serving or `tf.saved_model.load` serve it, without tfscale and without
+    Keras. It needs devices of the same names, or `allow_soft_placement`; with
+    `tf.saved_model.load` variables lie on their devices only with
+    `tf.saved_model.LoadOptions(experimental_variable_policy=
     tf.saved_model.experimental.VariablePolicy.SAVE_VARIABLE_DEVICES)`.
 
     The signature `"serving_default"` is `predict_step`: it takes the model's

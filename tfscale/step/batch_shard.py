@@ -198,7 +198,7 @@ class BatchShard:
         return times(gradient, self.share)
 
     def logged(self, value: Any) -> Any:
-        """A value that a step returns, of which replicas take the mean."""
+        """A value that a step returns, to be averaged over the replicas."""
         # Variables, and numbers of Python, are those of all replicas.
         if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
             return value
@@ -226,7 +226,7 @@ class BatchShard:
         values = [
             _with_a_row(loss.value)
             if loss.is_vector
-            # Without rows a mean of the user's own is NaN.
+            # Without rows a custom mean is NaN.
             else tf.math.multiply_no_nan(
                 loss.value, tf.cast(factor, loss.value.dtype)
             )

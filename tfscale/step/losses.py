@@ -104,7 +104,7 @@ def compiled_losses(
     ]
     recording_loss = instances.view(
         compile_loss,
-        # That of Keras, which one on a mesh calls this from.
+        # Keras' own, because the one on a mesh calls this.
         call=compile_loss.__class__.call,
         # Keras' trackers of single losses must not see the zeros.
         metrics=[None] * len(recording),

@@ -3,7 +3,7 @@
 The model is traced once, whole and on one device, into a graph that is thrown
 away; in it propagation.py follows the outputs of column-parallel layers.
 
-What comes after a layer is known in a functional or sequential model, and a
+The layers after a layer are known in a functional or sequential model, and a
 layer may be in several. So there is a decision for each model, and that of the
 outermost model being called counts. A layer that is called by itself gathers
 its output.

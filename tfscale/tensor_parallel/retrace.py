@@ -1,7 +1,7 @@
 """Checks that a rank's trace of a model matches that of one device.
 
 A rank runs the model's Python on its shards, and Python may read static shapes.
-What it computes from a local size may be wrong (`1 / sqrt(x.shape[-1])`), it
+A result computed from a local size may be wrong (`1 / sqrt(x.shape[-1])`), it
 may branch (`if x.shape[2] > 1`), and a size from elsewhere does not shrink with
 the tensor (`reshape(x, (-1, self.num_heads, 8))`). So both traces are compared
 operation by operation: they have to be the same but for sizes in shapes, and

@@ -30,7 +30,7 @@ def hindrance(
     Args:
         model: The model that is trained.
         input_wait: The share of waiting for input, or None.
-        seconds: Those of a step of one batch.
+        seconds: Seconds of a step of one batch.
         device: What the devices are, if the planner knows them.
     """
     found = [*_of_input(input_wait), *_of_pipeline(model)]

@@ -20,7 +20,7 @@ class _Begun(NamedTuple):
 
     Attributes:
         lead: How far the clock of arrivals is ahead.
-        number: That of its first batch, of those of the iterator.
+        number: The number of its first batch in the iterator.
     """
 
     time: float

@@ -1,4 +1,4 @@
-"""A variable of which every component holds a shard."""
+"""A variable whose components each hold a shard."""
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ _CHECKPOINT_KEY = "VARIABLE_VALUE"
 
 
 class ShardedVariable(MeshVariable):
-    """A variable of which each component has a shard.
+    """A variable whose components each hold a shard.
 
     A weight is sharded over the model ranks of a replica and, with
     `zero_stage=3`, over the replicas; a slot of an optimizer like its weight
@@ -64,7 +64,7 @@ class ShardedVariable(MeshVariable):
 
     @property
     def whole_shape(self) -> tf.TensorShape:
-        """The shape of the value, of which components have shards."""
+        """The shape of the whole value; components hold shards."""
         return tf.TensorShape(self._sharding.shape)
 
     def get_shape(self):

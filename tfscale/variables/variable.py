@@ -52,7 +52,7 @@ class _Common:
 
     @property
     def whole_shape(self) -> tf.TensorShape:
-        """The shape of the value, of which components may have shards."""
+        """The shape of the whole value; components may hold shards."""
         return self.values[0].shape
 
     def _is_in_replica(self):
@@ -121,7 +121,7 @@ class MeshVariable(_Common, symbols.MirroredVariable):
 
 
 class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
-    """A variable of which every replica has its own, added up when read.
+    """A variable with a value in each replica, added up when read.
 
     The model ranks of a replica have equal values; the first one's counts. All
     workers have to read it, at the same time.

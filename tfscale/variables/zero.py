@@ -1,7 +1,7 @@
 """ZeRO stage 1: each replica has, and updates, a shard of optimizer slots.
 
-With D replicas, each of which has all weights and 1 / D of every slot, a step
-of the optimizer is
+With D replicas that have all weights and 1 / D of every slot each, a step of
+the optimizer is
 
     replica 0                                    replica 1
     gradients ──┐                            ┌── gradients

@@ -127,7 +127,7 @@ class ErrorsTest(parameterized.TestCase):
         (("batch", "model"), "'batch'.*axes 'data', 'pipeline', 'model'"),
         (("pipeline", None), "must not name the axis 'pipeline'.*'w'"),
         (("model", "model"), "'model' at most once.*'w'"),
-        ((("data", "model"), None), "axes of the mesh.*'w'"),
+        ((("data", "model"), None), "axis of the mesh for a dim.*'w'"),
     )
     def test_axes_are_checked_at_once(self, layout, message):
         with self.assertRaisesRegex(ValueError, message):
@@ -160,7 +160,7 @@ class ErrorsTest(parameterized.TestCase):
         layouts = Layouts({"up/kernel": layout}, mesh(model=2))
         with self.assertRaisesRegex(
             ValueError,
-            rf"{len(layout)}, for 'up/kernel' of shape \(4, 8\), that is 2",
+            rf"{len(layout)}, for 'up/kernel' of shape \(4, 8\), with 2",
         ):
             layouts.split_dim("up/kernel", (4, 8))
 

@@ -46,7 +46,7 @@ def _split(value, path, arrays):
 
 
 def join(value: Any, read: Callable[[str], np.ndarray]) -> Any:
-    """The nested value of which `split` returned the JSON."""
+    """The nested value from which `split` made the JSON."""
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
             return read(value[_ARRAY])

@@ -158,7 +158,7 @@ class LocalStorage(Storage):
         """See `Storage`."""
         if not os.path.isdir(self._path):
             super().make_folder()
-            # That of a folder that is there may not be readable.
+            # The parent of an existing folder may not be readable.
             _sync(os.path.dirname(os.path.abspath(self._path)))
 
     def remove_folder(self) -> None:

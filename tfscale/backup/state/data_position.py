@@ -66,7 +66,7 @@ class DataPosition:
         return _pipeline_in(self._epochs)[1]
 
     def _positions(self):
-        """Those of all pipelines in the data, such as in a `zip`."""
+        """The positions of all pipelines in the data (of a `zip`, say)."""
         source = fitting.source_of(self._epochs)
         is_dataset = isinstance(source, tf.data.Dataset)
         return positions_of(source) if is_dataset else []
@@ -169,7 +169,7 @@ class DataPosition:
             if not self._has_endless_epochs:
                 if position.index == 0:
                     return 0
-                # Of executions, the last of which may have fewer batches.
+                # Of executions; the last one may have fewer batches.
                 size = self._epochs.steps_per_execution
                 whole = -(-int(self._pipeline.cardinality()) // size)
                 return (whole - -(-self._pipeline.batches_left // size)) * size

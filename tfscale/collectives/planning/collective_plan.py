@@ -37,7 +37,7 @@ class CollectivePlan:
             the last bit on all. The message names the send and its round
             (from 0).
 
-    Example: two devices, each of which adds up a half and sends the sum back.
+    Example: two devices; each adds up a half and sends the sum back.
 
     >>> plan = CollectivePlan(
     ...     "all_reduce",

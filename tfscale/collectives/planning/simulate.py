@@ -121,7 +121,7 @@ class _Clock:
                 sums.setdefault((send.target, send.chunk), []).append(end)
             else:
                 new[send.target, send.chunk] = end
-        # What is there first is added up first.
+        # The chunk that is there first is added up first.
         for (target, chunk), ends in sorted(
             sums.items(), key=lambda item: max(item[1])
         ):

@@ -26,8 +26,8 @@ class Finding:
 
     Example:
 
-    >>> str(Finding("rule", "What is wrong.", "What to do."))
-    'rule: What is wrong. What to do.'
+    >>> str(Finding("rule", "It is wrong.", "Mend it."))
+    'rule: It is wrong. Mend it.'
     """
 
     rule: str

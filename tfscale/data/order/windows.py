@@ -49,10 +49,9 @@ def window_size(
     if window is not None and min(window, source.num_records) > fit:
         raise ValueError(
             "The shuffle window must fit the memory budget. Received: "
-            f"shuffle={window} records of {record:.0f} bytes, of which "
-            f"{_COPIES} windows live at a time, and a budget of {budget} "
-            f"bytes. Use {fit} or less, or a larger `ram_budget` in "
-            "`options.autotune`."
+            f"shuffle={window} records of {record:.0f} bytes ({_COPIES} "
+            f"windows are kept at a time), and a budget of {budget} bytes. Use "
+            f"{fit} or less, or a larger `ram_budget` in `options.autotune`."
         )
     if window is None:
         window = max(_WINDOW_RECORDS, int(_WINDOW_BYTES // (record + 1)))

@@ -97,9 +97,8 @@ def csv(
     wrong = any(columns.count(name) != 1 for name in dtypes)
     if wrong or not dtypes or (label is not None and label not in dtypes):
         raise ValueError(
-            "`dtypes` and `label` must name columns of the files, at least "
-            "one, each of which is there once, and the label needs a dtype. "
-            "Received: dtypes="
+            "`dtypes` must name one or more columns of the files that are "
+            "there once, and `label` one of `dtypes`. Received: dtypes="
             f"{ {name: dtype.name for name, dtype in dtypes.items()} }, "
             f"label={label!r}; the columns are {columns}."
         )

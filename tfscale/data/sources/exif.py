@@ -107,7 +107,7 @@ def stored_window(
     Args:
         window: `(top, left, height, width)`.
         shape: `(height, width, channels)` of the upright image.
-        orientation: That of the stored image.
+        orientation: The orientation of the stored image.
     """
     begin, extent = window[:2], window[2:]
     begin = tf.where(

@@ -163,7 +163,7 @@ def _joined(schema, file_schema, columns, path):
 
     before = [] if schema is None else schema.names
     fields = [
-        # What looks like a time is a string, in whichever files.
+        # A value that looks like a time is a string, in all files.
         field.with_type(_without_times(field.type))
         for field in file_schema
         if columns is None or field.name in columns or field.name not in before

@@ -31,7 +31,7 @@ class PackedSource(IndexedSource):
 
     Attributes:
         utilization: Float, the share of positions that hold a token.
-        num_documents: Integer, documents of which there is a token.
+        num_documents: Integer, documents that have a token here.
 
     Example:
 
@@ -55,7 +55,7 @@ def pack(
 
     Args:
         documents: Rows of integers: lists, arrays or tensors, of any lengths.
-            Those of fewer than two tokens are left out.
+            Documents of fewer than two tokens are left out.
         length: Integer, positions of a sequence.
         num_open: Integer, sequences that are filled at the same time. More of
             them waste less.

@@ -58,8 +58,8 @@ def tfds(
     Images stay encoded until the pipeline's parallel map decodes them.
 
     Args:
-        name: String, such as `"cifar10"` or `"mnist:3.0.1"`.
-        split: String, such as `"train"` or `"train[:80%]"`, or a
+        name: String, `"cifar10"` or `"mnist:3.0.1"` for instance.
+        split: String, `"train"` or `"train[:80%]"` for instance, or a
             `tfds.core.ReadInstruction`.
         data_dir: String, where `tfds` keeps its data, or None for its default.
         as_supervised: Whether records are `(x, y)`, or dicts of all features.

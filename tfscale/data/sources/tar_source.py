@@ -37,8 +37,8 @@ def webdataset(
 
     Args:
         pattern: Path or glob, or a list of them, for `tf.io.gfile`.
-        extensions: List of strings such as `"jpg"`, the files of a sample that
-            are read. By default those of the first sample.
+        extensions: List of strings, `["jpg", "cls"]` for instance: the files of
+            a sample that are read. By default those of the first sample.
         on_damage: `"raise"`, with the shard and the offset, when one is
             damaged or a sample has not one file of each extension, or
             `"skip"`: such samples, and the rest of a damaged shard, are left

@@ -1,10 +1,10 @@
 """Checks that all workers train the same model in the same way.
 
-Variables and datasets are compared when they are created. What makes no
+Variables and datasets are compared when they are created. Settings without a
 variable, such as an activation, a dropout rate or a loss, would differ in
 silence, and a validation or a callback of one worker only would wait for ever.
 
-A callback of a user's own may be in one worker only, to print say. If it does
+A custom callback may be in one worker only, to print say. If it does
 something that all workers have to do, the next check names that.
 """
 

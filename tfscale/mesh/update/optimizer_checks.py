@@ -58,7 +58,7 @@ def check(
         raise ValueError(
             "Slots can be sharded, over model ranks or by a zero_stage, "
             "under one optimizer for all variables. Received: a "
-            "MultiOptimizer, each part of which would clip by itself. Use one "
+            "MultiOptimizer, whose parts would each clip by itself. Use one "
             "of its optimizers for all."
         )
     if inner.gradient_accumulation_steps:
@@ -128,8 +128,8 @@ def _check_custom(optimizer, shardings):
         warnings.warn(
             "An optimizer whose slots are sharded must update each element by "
             f"itself. Received: {kind.__name__}, which could not be tried "
-            f"({type(error).__name__}: {error}). Give it a `get_config`, of "
-            "which `from_config` makes a copy.",
+            f"({type(error).__name__}: {error}). Give it a `get_config` "
+            "from which `from_config` makes a copy.",
             stacklevel=2,
         )
     if not is_right:

@@ -40,7 +40,7 @@ class Batch:
             one = tf.ones((), losses.precision())
             weights = tf.stack([x.weighted(one) for x in self._losses])
             is_vector = tf.constant([x.is_vector for x in self._losses])
-            # What is not reduced is minimised as a sum.
+            # An unreduced loss is minimized as a sum.
             in_sums = self.shard.counts(self._all(keys.ROWS))[:, tf.newaxis]
             counts = tf.where(is_vector, in_sums, self._shares)
             self._set(keys.LOSS_SCALE, loss_scale * weights * counts)

@@ -13,8 +13,8 @@ from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.variables.variable import MeshAccumulator
 from tfscale.variables.variable import MeshVariable
 
-# What of a model Keras' loops would call, and those of a pipeline do not: they
-# call the steps of the pipeline.
+# Methods of a model that Keras' loops would call, and the steps of a pipeline
+# do not.
 _STEP_METHODS = (
     "train_step",
     "test_step",

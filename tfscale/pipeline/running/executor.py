@@ -13,7 +13,7 @@ is waited for, so TensorFlow runs the stages at the same time:
 Where layers are split over model ranks, a stage has a device for each, and an
 action is one call on all of them.
 
-What a schedule repeats (planning/steady.py) is written once, in a loop
+The repeated part of a schedule (schedules/steady.py) is written once, in a loop
 (loop.py). TensorFlow's passes over the graph of the step are most of the time
 to the first step, so it does not grow with the number of microbatches.
 """
@@ -85,15 +85,15 @@ def run_schedule(
 ) -> None:
     """Emits the actions of a schedule for one replica.
 
-    What repeats becomes a loop, unless `emit` or `update` is given, which treat
-    each action apart, or a stage has operations with side effects, which
+    Repeated actions become a loop, unless `emit` or `update` is given, which
+    treat each action apart, or a stage has operations with side effects, which
     TensorFlow would run in their order over all iterations.
 
     Args:
         actions: In an order in which each comes after all it depends on.
         stages: The phases of each stage, by letter, with keys `(rank, key)`.
-        devices: Those of each stage, one for each model rank.
-        tensors: Those of each rank; results are added.
+        devices: The devices of each stage, one for each model rank.
+        tensors: The tensors of each rank; results are added.
         results: Keys of what is wanted of each microbatch in the end.
         emit: Calls the function of an action on its arguments.
         update: Does a U, of a stage without model ranks, and returns a tensor

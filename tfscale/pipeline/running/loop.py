@@ -7,8 +7,8 @@
     device 1   ─► B1.0 ─► F1.1 ──► B1.1 ─► F1.2 ──► B1.2 ─► F1.3 ─►
 
 Iterations overlap: an action waits for its data and for the action before it on
-its device, in whichever iteration that is. What goes from one iteration to the
-next is a variable of the loop:
+its device, in whichever iteration that is. The tensors that one iteration
+passes to the next are variables of the loop:
 
 * for each device what its last action leaves when it is done;
 * states, and sums of gradients;
@@ -215,7 +215,7 @@ def _registers(executor, loop, makers, readers):
         groups[rank, microbatch, users].append(key)
     for (rank, microbatch, users), group in groups.items():
         making, reading = ({stage for _, stage in each} for each in users)
-        # What is sent to another stage waits there.
+        # A tensor that is sent to another stage waits there.
         device = executor.devices[min(making & reading or reading)][rank]
         now = _used(loop.body.actions, frozenset.union(*users), microbatch)
 

@@ -378,7 +378,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
             result.loss + penalty, sample_weight=rows
         )
         if self._compile_loss is not None:
-            # Of a `compute_loss` of the user's own there may be several calls.
+            # A custom `compute_loss` may be called several times.
             metrics = itertools.cycle(self._compile_loss.metrics)
             single = (
                 result.losses[:-1] if self._has_custom_loss else result.losses

@@ -5,9 +5,9 @@
     device 0   F0.0 ─► F0.1 ─► B0.0 ─► U0.0 ─► F0.2 ─► ...
     device 1           F1.0 ─► B1.0 ─► U1.0 ─► F1.1 ─► ...
 
-What a stage's weights are after U0.0 is given to those microbatches whose
-version they are (`Schedule.version`), for the forward and the backward. A value
-that is still needed keeps its buffer: TensorFlow writes the next one elsewhere.
+A stage's weights after U0.0 are given to the microbatches whose version they
+are (`Schedule.version`), for the forward and the backward. A value that is
+still needed keeps its buffer: TensorFlow writes the next one elsewhere.
 
 Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN
 Training (2019), section 3.3.
@@ -180,7 +180,7 @@ class Counters:
 
 
 def make_counters(plan: PipelinePlan, strategy: MeshStrategy) -> Counters:
-    """Those of a model, on the devices of its stages."""
+    """The counters of a model, on the devices of its stages."""
     made = []
     for rank in plan.schedule.stage_devices:
         creator = strategy.extended.variable_creator

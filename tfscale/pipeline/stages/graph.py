@@ -50,7 +50,7 @@ class Call:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Those of the layer, its generators, metrics, and the arguments."""
+        """The layer's, and its generators', metrics' and arguments'."""
         flat = keras.tree.flatten((self.args, self.kwargs))
         variables = [
             *getattr(self.operation, "variables", []),

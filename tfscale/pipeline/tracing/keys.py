@@ -1,8 +1,8 @@
 """Keys of the tensors of a step: what goes into a stage and comes out of it.
 
 They are the same in all stages, so that the executor can pass results of one on
-to another without knowing what they are. Variables go by their number in the
-model, its tensors by their `graph.Value`, stages by their index.
+to another without knowing what they are. Variables are named by their number in
+the model, its tensors by their `graph.Value`, stages by their index.
 """
 
 import dataclasses

@@ -54,8 +54,8 @@ class StageGraph:
         weight_gradients: Results of the backward for the optimizer, by key.
         side_effects: Operations of the forward that run for their own sake.
         losses, gathered, batch_norms: See `TracedStage`.
-        by_added: Of the last stage, the gradient of a `compute_loss` of the
-            user's own by what layers add to it; None if there is none.
+        by_added: Of the last stage, the gradient of a custom `compute_loss` by
+            what layers add to it; None if there is none.
     """
 
     stage: Stage

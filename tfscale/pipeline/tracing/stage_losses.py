@@ -45,10 +45,10 @@ def find(
 ) -> tuple[tuple[losses.CompiledLoss, ...], tf.Tensor | None]:
     """The losses of a microbatch, in the graph of the last stage.
 
-    Also returns the gradient of a `compute_loss` of the user's own by what
-    layers add to it; None if there is none. `outputs` of the model are
-    flattened; `argument` returns the placeholder of a key, a shape and a dtype;
-    `is_whole` says whether a microbatch is the batch of all replicas.
+    Also returns the gradient of a custom `compute_loss` by what layers add to
+    it; None if there is none. `outputs` of the model are flattened; `argument`
+    returns the placeholder of a key, a shape and a dtype; `is_whole` says
+    whether a microbatch is the batch of all replicas.
     """
     tensors = [
         argument(keys.Target(i), spec.shape, spec.dtype)
@@ -126,7 +126,7 @@ def _of_user(targets, args, argument, training, is_whole):
         is_sum=False,
         is_reduced=False,
     )
-    # Those of `compile` are only logged.
+    # Losses of `compile` are only logged.
     shown = [
         dataclasses.replace(each, weight=0.0, is_reduced=False)
         for each in compiled

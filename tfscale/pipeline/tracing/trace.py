@@ -4,7 +4,7 @@ Forward and backward are one graph (stage_graph.py), which is split into the
 phases of a schedule (phases.py). A stage whose layers are split over model
 ranks is traced for all of them in one graph, in which the ranks meet. Each
 phase is one function on the devices of all ranks, for each replica; its tensors
-go by their rank, and their key there:
+are named by their rank and their key there:
 
     (0, Activation(v)) ──►┌─────────┐──► (0, Activation(w))
     (1, Activation(v)) ──►│ forward │──► (1, Activation(w))

@@ -167,7 +167,7 @@ def _shard_flat_heads(layer, projections, plan):
 
 
 def _shard_experts(layer, plan):
-    """Weights of a layer itself, of which each expert has a matrix."""
+    """Weights of a layer itself with a matrix for each expert."""
     banks = [v for v in attributes.direct_variables(layer) if len(v.shape) == 3]
     experts = [
         v

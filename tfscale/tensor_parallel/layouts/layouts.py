@@ -84,7 +84,7 @@ _NO_PATHS = (
 
 
 class Layouts:
-    """Which dim of which variable is sharded over the `"model"` axis.
+    """The dim of each variable that is sharded over the `"model"` axis.
 
     Reads a `keras.distribution.LayoutMap`, or a mapping from patterns to tuples
     of axes, as Keras does: a key that is the path of a variable decides;

@@ -6,7 +6,7 @@ import dataclasses
 class NoRule(Exception):
     """The operation cannot run on a shard of its input; the text says why.
 
-    `operand` is a whole tensor of which a shard along `dim` would do, if any;
+    `operand` is a whole tensor whose shard along `dim` would do, if any;
     `made` the states of the outputs if only the gradients of `operand` were
     summed.
     """
@@ -31,7 +31,7 @@ class Sharded:
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """The same on all ranks, each of which uses it separately.
+    """The same on all ranks, and used by each separately.
 
     Its gradient is what DTensor calls `Partial`: the ranks' gradients are
     summed. `direct` is true of the gathered tensor, false of tensors made from

@@ -40,7 +40,7 @@ from tfscale.context import rank_state
 class Conversion:
     """The conversion of a tensor where it enters or leaves a layer.
 
-    `mode` is "scatter", "all_gather" or "gather", along `dim`, of which the
+    `mode` is "scatter", "all_gather" or "gather", along `dim`, in which the
     whole tensor has `size` entries.
     """
 
