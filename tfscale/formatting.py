@@ -71,23 +71,18 @@ def print_table(
         print_fn("\n".join(row.rstrip() for row in rows))
 
 
-def new_figure(argument: str, instead: str, **options: Any) -> Any:
-    """A figure of matplotlib, to be saved as a PNG.
+def new_figure(instead: str, **options: Any) -> Any:
+    """A figure of matplotlib for `save_png`, to be saved as a PNG.
 
-    Args:
-        argument: What the user has called, or passed, for a picture.
-        instead: What needs no matplotlib, for the error.
-        **options: Arguments of `matplotlib.figure.Figure`.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
+    `instead` names an alternative for the error without matplotlib, and
+    `options` are arguments of `matplotlib.figure.Figure`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            f"`{argument}` needs matplotlib. Install it with "
+            "`save_png` needs matplotlib. Install it with "
             f"`pip install tfscale[plot]`, or {instead}."
         ) from error
     # Not pyplot: it would keep the figure and choose the user's backend.

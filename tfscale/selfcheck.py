@@ -124,11 +124,9 @@ def build_model(length: int = _LENGTH, width: int = _WIDTH) -> keras.Model:
 
 
 def measure_xla(num_devices: int) -> dict[str, float]:
-    """The time of a step on replicas with XLA and without, and their losses.
+    """Seconds of a step on replicas with XLA and without.
 
-    Returns:
-        The seconds of a step with XLA and without, and the largest difference
-        of their losses, of the largest loss.
+    The third number is the largest difference of losses, of the largest loss.
     """
     rows = _XLA_ROWS * num_devices
     x = np.random.default_rng(0).normal(size=(rows, _XLA_LENGTH, _XLA_WIDTH))
@@ -332,10 +330,8 @@ def report(
 ) -> dict[str, Any]:
     """The results of all checks, as a dict that can be written as JSON.
 
-    Args:
-        model: See `found_in`; the user's, if there is one.
-        data: See `found_in`; the batches of that model.
-        limit: After so many seconds no check begins.
+    `model` and `data` are as in `found_in`. No check begins after `limit`
+    seconds.
     """
     begin = time.perf_counter()
     # Each check has functions of its own: no news that these are traced.

@@ -31,10 +31,7 @@ def held_bytes(
 ) -> tuple[Number, Number]:
     """Bytes that a stage holds of a microbatch, and that it computes again.
 
-    Args:
-        kept: Bytes that its backward needs.
-        inputs: Bytes of the stage's input.
-        recompute: Whether the stage holds its input only.
+    The backward needs `kept` bytes; a stage that recomputes holds its input.
     """
     held = min(kept, inputs) if recompute else kept
     return held, kept - held
@@ -43,10 +40,8 @@ def held_bytes(
 def microbatch_peak(held: float, working: float, update: float) -> float:
     """Bytes besides weights, slots and sums of gradients of a device.
 
-    Args:
-        held: Bytes of activations, with those that are computed again.
-        working: The most that the backward of a layer needs besides.
-        update: The most of `update_bytes`. All backwards have run by then.
+    `held` are activations, `working` the most that the backward of a layer
+    needs besides, `update` the most of `update_bytes`: after all backwards.
     """
     return max(held + working, update)
 

@@ -73,10 +73,6 @@ _DIFFERENT = (
 class FailureDetector:
     """Notices when another worker is lost.
 
-    Args:
-        cluster: The workers, which have met.
-        rendezvous: Where they have met, connected with worker 0.
-
     Attributes:
         is_missed: Set once another worker waits for this one, which has ended.
         num_collectives: Returns how many exchanges of all workers this one has

@@ -79,15 +79,14 @@ class Rendezvous:
 
     Args:
         cluster: The cluster.
-        facts: Values that must be equal in all processes, by name: versions
-            and the like.
-        about: Only processes with an equal value meet.
+        facts: See `preflight`.
+        about: See `preflight`.
         called: The addresses that this process calls; by default all others.
-        callers: Those by which it is called; by default all others.
+        callers: The addresses that call it; by default all others.
         silence: Seconds after which a machine that is silent is lost.
 
     Attributes:
-        connections: Those that stay open after `meet`, by address.
+        connections: Connections that stay open after `meet`, by address.
     """
 
     def __init__(
@@ -143,17 +142,8 @@ class Rendezvous:
     ) -> None:
         """Returns once all processes have reached each other.
 
-        Args:
-            timeout: Seconds after which a process that was not reached, or did
-                not call, is an error.
-            patience: Seconds after which those that are waited for are named.
-            say: Called with the names of missing processes.
-            first: Address of the process whose calls stay open.
-
-        Raises:
-            MissingError: If a process is missing; says which, and why.
-            OSError: If this process' own port is in use.
-            ValueError: If a fact differs; says where, and what it is there.
+        Calls of the process at the address `first` stay open. For the other
+        arguments and the errors see `preflight`.
         """
         is_calling = bool(self._unreached)
         try:

@@ -31,9 +31,9 @@ def reset() -> None:
 class Training:
     """A model built on one device, or in the scope of a strategy.
 
+    `build_model` returned `inner`; `trained` is the same, or its wrapper.
+
     Attributes:
-        inner: What `build_model` has returned.
-        trained: The same, or what wraps it.
         drawing: Paths of layers that draw random numbers nevertheless.
         initial: Weights before the first step, by path.
         numbers: For each number its value after each step, or the only one.

@@ -24,12 +24,8 @@ class Child:
     """Runs a command; its lines are printed after its name.
 
     It has a process group, which receives signals and which a warden kills when
-    the launcher dies.
-
-    Attributes:
-        exit_code: Minus the signal that killed it; None as long as it runs.
-        ended_at: The time of its end, by `time.monotonic()`.
-        last_lines: The last of its lines.
+    the launcher dies. `exit_code` is None as long as it runs, `ended_at` a time
+    of `time.monotonic()`.
     """
 
     def __init__(

@@ -45,15 +45,10 @@ class MeshExtended(symbols.MirroredExtended):
     the inputs and run all operations without another device.
 
     Attributes:
-        config: The configuration of the strategy; see it for `num_replicas`,
-            `num_model_ranks`, `sequence_parallel`, `workers` and `layouts`.
-        reducer: Sums the values of threads, over replicas and workers.
-        rank_calls: How functions are called on model ranks.
-        optimizer_states: How the states of optimizers are sharded.
         pipelined: The variables of models that were cut over the axis
             "pipeline", by `id(variable)`.
         traced_models: The models whose steps replicas have run.
-        gradient_noise: What `measure_gradients` was given, or None.
+        gradient_noise: The argument of `measure_gradients`, or None.
     """
 
     def __init__(self, strategy, config: MeshConfig):

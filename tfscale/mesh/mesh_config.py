@@ -8,15 +8,10 @@ from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The devices of this worker, and the sharding over them.
+    """The configuration of a `MeshStrategy` in one worker; see its arguments.
 
-    Attributes:
-        devices: Canonical names, `devices[replica][pipeline_rank][model_rank]`.
-        layouts: The layouts of variables.
-        zero_stage: See `MeshStrategy`.
-        sequence_parallel: Whether activations are sharded along the sequence.
-        offloads_slots: Whether slots of optimizers are on the host.
-        workers: The workers, or None if there is one process.
+    `devices[replica][pipeline_rank][model_rank]` are canonical names; `workers`
+    is None if there is one process.
     """
 
     devices: tuple[tuple[tuple[str, ...], ...], ...]

@@ -80,9 +80,7 @@ def save_png(
     ranked: Sequence[Prediction], device: Device, title: str, path: str
 ) -> None:
     """Draws the time of plans against their memory; see `Plans.save_png`."""
-    figure = new_figure(
-        "save_png", "use `table`, which needs nothing", figsize=(9, 6)
-    )
+    figure = new_figure("use `table`, which needs nothing", figsize=(9, 6))
     axes = figure.subplots()
 
     def points(predictions):

@@ -22,25 +22,14 @@ class LayerMemory(NamedTuple):
 
     Args:
         fixed: Weights, their gradients and optimizer slots.
-        activation: What its backward needs of one microbatch, its input
+        activation: Bytes that its backward needs of one microbatch, its input
             included.
-        stage_input: What crosses a cut just before this layer, for one
+        stage_input: Bytes that cross a cut just before this layer, for one
             microbatch. Only used when stages recompute.
         working: Gradients that live only while its backward runs: a stage
             has those of one layer at a time.
-        update: What the update of one of its weights needs, in which there are
-            no activations.
-
-    Example: under 1F1B the first of two stages holds two microbatches, so
-    it gets fewer layers when memory is short.
-
-    >>> memory = [LayerMemory(fixed=1, activation=4)] * 4
-    >>> partition([1, 1, 1, 1], 2)
-    (2,)
-    >>> partition(
-    ...     [1, 1, 1, 1], 2, memory=memory, memory_limit=15, in_flight=(2, 1)
-    ... )
-    (1,)
+        update: The most that the update of one of its weights needs, when there
+            are no activations.
     """
 
     fixed: float

@@ -14,18 +14,7 @@ from tfscale.schedules.schedule import Schedule
 class Span(NamedTuple):
     """When a device did an action, predicted or measured.
 
-    Args:
-        action: The action.
-        device: Index of the device.
-        start: Time at which it began, in the unit of the costs (seconds when
-            measured).
-        end: Time at which it was over.
-
-    Example:
-
-    >>> span = Span(Action("F", 0, 3), device=0, start=0.25, end=0.5)
-    >>> str(span.action), span.end - span.start
-    ('F0.3', 0.25)
+    Times are in the unit of the costs, or seconds if they were measured.
     """
 
     action: Action
@@ -45,18 +34,7 @@ class Simulation:
             nothing recomputed.
         peak_in_flight: Per stage, as `peak_in_flight` returns it.
         peak_stage_bytes: Per stage, the most activation bytes held at once.
-        peak_device_bytes: Per device, the most activation bytes held at once
-            by all its stages together.
-
-    Example: what 1F1B is for.
-
-    >>> from tfscale.schedules.named_schedules import gpipe
-    >>> from tfscale.schedules.named_schedules import one_f_one_b
-    >>> for schedule in gpipe(2, 8), one_f_one_b(2, 8):
-    ...     simulation = simulate(schedule, activation_bytes=1_000)
-    ...     print(simulation.makespan, simulation.peak_stage_bytes)
-    27.0 (8000, 8000)
-    27.0 (2000, 1000)
+        peak_device_bytes: Per device, the same of all its stages together.
     """
 
     schedule: Schedule

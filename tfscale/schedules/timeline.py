@@ -154,7 +154,6 @@ def save_png(
     end = max(_end(spans) for spans in timelines.values())
     rows = [len(_devices(spans)) for spans in timelines.values()]
     figure = new_figure(
-        "save_png",
         "use `as_text` or `as_chrome_trace`, which need nothing",
         figsize=(12, 0.9 + sum(0.75 + 0.42 * n for n in rows)),
     )

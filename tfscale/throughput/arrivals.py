@@ -24,12 +24,8 @@ _FACTOR, _MASK = 1_000_003, (1 << 52) - 1  # of numbers that a float64 holds
 class Arrival(NamedTuple):
     """A batch, as a dataset handed it out.
 
-    Attributes:
-        asked: When it was asked for, in seconds of the clock of `time.time`.
-        time: When it arrived.
-        rows: Examples.
-        tokens: Tokens, 0 if inputs are none.
-        shape: A number that differs for batches of other shapes.
+    Times are by `time.time`: of the request, and of the arrival. `shape` is
+    a number that differs for batches of other shapes.
     """
 
     asked: float

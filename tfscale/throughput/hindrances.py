@@ -27,11 +27,7 @@ def hindrance(
 ) -> Hindrance | None:
     """The largest cause that takes over a tenth of the time, or None.
 
-    Args:
-        model: The model that is trained.
-        input_wait: The share of waiting for input, or None.
-        seconds: Seconds of a step of one batch.
-        device: What the devices are, if the planner knows them.
+    `seconds` are of a step of one batch, `input_wait` is a share of the time.
     """
     found = [*_of_input(input_wait), *_of_pipeline(model)]
     if device is not None:

@@ -8,13 +8,8 @@ from typing import NamedTuple
 class Step(NamedTuple):
     """Batches that one call of the train function took.
 
-    Attributes:
-        begin: Seconds, of a clock that is never set.
-        end: The same clock, when its results were there.
-        asked: When each batch was asked for, by the same clock.
-        arrivals: When each batch arrived.
-        rows: Examples.
-        tokens: Tokens.
+    Times are seconds of one clock that is never set: of the step, and when each
+    batch was asked for and arrived.
     """
 
     begin: float
@@ -27,13 +22,7 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass
 class Meter:
-    """The sums of some steps.
-
-    Attributes:
-        num_batches: Batches of all steps.
-        seconds: Seconds of all steps.
-        waited: Seconds of them in which steps waited for input.
-    """
+    """The sums of some steps; in `waited` seconds they had no input."""
 
     num_batches: int = 0
     rows: int = 0

@@ -65,11 +65,8 @@ class Steps:
     def begin(self, number: int, batch: int, count: int, function: Any) -> None:
         """Notes that a step begins.
 
-        Args:
-            number: The number of its first batch in the epoch.
-            batch: The same, of those of the iterator.
-            count: The most batches that it takes.
-            function: What it calls, which is traced anew if it is another.
+        `number` is the first of its batches in the epoch, `batch` in the
+        iterator, `count` the most that it takes. Another `function` is traced.
         """
         now = time.monotonic()
         lead = time.time() - now

@@ -17,11 +17,7 @@ from tfscale.throughput import hardware
 class Utilization:
     """Counts FLOPs once for each set of trainable weights.
 
-    Args:
-        peak_flops: FLOP/s of a device, or None for those that are known.
-
-    Attributes:
-        device: The planner's device of this machine, or None.
+    `device` is the planner's device of this machine, or None.
     """
 
     def __init__(self, peak_flops: float | None):

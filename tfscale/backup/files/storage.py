@@ -36,9 +36,8 @@ _SCHEME = re.compile(r"[a-zA-Z][0-9a-zA-Z.+-]*://")
 class Storage:
     """A folder in an object store, or in another file system of `tf.io.gfile`.
 
-    Attributes:
-        joins_files: Whether tensors may be written in several files that are
-            joined at the end, which copies if files cannot be renamed.
+    `joins_files` says whether tensors may be written in several files that are
+    joined at the end, which copies if files cannot be renamed.
     """
 
     joins_files = False

@@ -7,21 +7,11 @@ from typing import NamedTuple
 class Send(NamedTuple):
     """A device sends a chunk, which another one stores or adds.
 
-    Prints as `0>1:2` (device 0 sends chunk 2 to device 1, which stores it in
-    the place of what it has) or `0>1+2` (which adds it to what it has).
+    `0>1:2` is device 0 that sends chunk 2 to device 1, which stores it, and
+    `0>1+2` the same if device 1 adds it to its own.
 
-    Args:
-        source: Index of the device that sends, from 0.
-        target: Index of the device that gets it.
-        chunk: Index of the chunk, from 0.
-        adds: Whether the target adds it to its own; else it stores it.
-
-    Example:
-
-    >>> str(Send(0, 1, chunk=2, adds=True))
-    '0>1+2'
-    >>> Send.parse("3>0:1")
-    Send(source=3, target=0, chunk=1, adds=False)
+    >>> str(Send.parse("0>1+2")), Send.parse("3>0:1").adds
+    ('0>1+2', False)
     """
 
     source: int

@@ -9,21 +9,7 @@ from tfscale.collectives.planning.costs import Costs
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """The prediction of `simulate`.
-
-    Args:
-        plan: The plan.
-        makespan: Seconds until the last device has its result.
-        bytes_sent: Per device.
-        bytes_received: Per device.
-
-    Example: see `simulate`.
-
-    >>> from tfscale.collectives.planning.algorithms import direct
-    >>> simulation = simulate(direct("reduce", 4), 8e9, Costs(0.5, 8e9))
-    >>> simulation.makespan, simulation.bytes_sent[1]
-    (3.5, 8000000000.0)
-    """
+    """The prediction of `simulate`: seconds, and bytes of each device."""
 
     plan: CollectivePlan
     makespan: float

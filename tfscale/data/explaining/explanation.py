@@ -12,13 +12,7 @@ _TELLING = 1.05  # a gain below this is noise
 
 @dataclasses.dataclass(frozen=True)
 class StageTime:
-    """A stage and its share of the time of a batch, in seconds.
-
-    Attributes:
-        name: String.
-        added_seconds: Float, by which a batch takes longer with this stage.
-        total_seconds: Float, a batch up to and with this stage.
-    """
+    """A stage: the seconds that it adds to a batch, and those up to it."""
 
     name: str
     added_seconds: float
@@ -29,10 +23,8 @@ class StageTime:
 class Suggestion:
     """A change, and how much faster the pipeline is with it.
 
-    Attributes:
-        text: String.
-        gain: Float, rate with the change over rate without: measured for
-            prefetching, else estimated from the times of the stages.
+    The gain is the rate with the change over the rate without: measured for
+    prefetching, else estimated from the times of the stages.
     """
 
     text: str

@@ -25,9 +25,7 @@ from tfscale.data.sources.row_format import serialized
 class ArrowColumns:
     """The columns of pyarrow tables with one schema; None if there is no row.
 
-    Attributes:
-        names: List of strings, the columns that are read.
-        rows: `RowFormat` of the columns.
+    `names` are the columns that are read, `rows` is their `RowFormat`.
     """
 
     def __init__(self, schema: Any, columns: Sequence[str] | None):

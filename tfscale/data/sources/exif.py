@@ -24,14 +24,7 @@ _ROWS_REVERSED, _COLUMNS_REVERSED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 
 def orientation_of(contents: tf.Tensor) -> tf.Tensor:
-    """The orientation of an image file, 1 where the file has none.
-
-    Args:
-        contents: Scalar string tensor.
-
-    Returns:
-        An int32 scalar, from 1 to 8.
-    """
+    """The orientation of an image file, from 1 to 8, by default 1."""
     return tf.cond(has_exif(contents), lambda: _of_exif(contents), lambda: 1)
 
 
@@ -104,10 +97,8 @@ def stored_window(
 ) -> tf.Tensor:
     """Where a window of an upright image is in the stored one.
 
-    Args:
-        window: `(top, left, height, width)`.
-        shape: `(height, width, channels)` of the upright image.
-        orientation: The orientation of the stored image.
+    The window is `(top, left, height, width)`, the shape of the upright image
+    `(height, width, channels)`.
     """
     begin, extent = window[:2], window[2:]
     begin = tf.where(

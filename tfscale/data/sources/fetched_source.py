@@ -62,9 +62,7 @@ def array_records(
 class _File:
     """An ArrayRecord file, which each process opens when it reads.
 
-    Attributes:
-        path: String.
-        records: int64 array, the numbers of the records that are read.
+    `records` are the numbers of the records that are read.
     """
 
     def __init__(self, path):

@@ -43,13 +43,13 @@ def source_of_files(
 
     Args:
         kind: The builder's name.
-        files: What `build` creates the source of some of the files from.
+        files: Arguments from which `build` creates a source, see
+            `split_by_file`.
         paths: The path of each file.
         blocks: File, records, begin and bytes of each block; see `Block`.
         read: See `read_block` of `BlockSource`.
         build: See `split_by_file`.
-        offsets: Where each record is in its file; without them, its number in
-            the source stands for that.
+        offsets: Where each record is in its file; by default, its number.
         **kwargs: Arguments of `BlockSource`.
     """
     table = np.array(list(blocks), np.int64).reshape(-1, 4)

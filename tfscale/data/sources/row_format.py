@@ -45,10 +45,8 @@ class Leaf:
 class RowFormat:
     """The columns of a row, by the paths of keys that lead to them.
 
-    Attributes:
-        leaves: Dict from path to `Leaf`.
-        spec: Tuple of `tf.TensorSpec`, a row as it is read.
-        takes_batches: Whether `decode` takes batches of rows, too.
+    `spec` is a row as it is read; `takes_batches` says whether `decode` takes
+    batches of rows, too.
     """
 
     def __init__(self, leaves: Mapping[Path, Leaf]):

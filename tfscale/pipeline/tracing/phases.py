@@ -39,13 +39,8 @@ from tfscale.pipeline.tracing import keys
 class Phase:
     """A part of a traced function.
 
-    Attributes:
-        function: Takes tensors in the order of `inputs`, returns a list in
-            the order of `outputs`, and last a scalar that is there when all
-            of them are.
-        inputs: Keys of arguments of the traced function, or of results of
-            earlier phases.
-        outputs: Keys of the results.
+    `function` takes tensors in the order of `inputs`, and returns a list in the
+    order of `outputs`, and last a scalar that is there when all of them are.
     """
 
     function: tf.types.experimental.ConcreteFunction
