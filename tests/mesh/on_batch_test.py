@@ -184,7 +184,7 @@ class OwnStepTest(absltest.TestCase):
 
     def test_a_model_without_a_call_whose_parts_are_not_built(self):
         model = build(lambda layers: Parts(layers[1:]), data=2)
-        with self.assertRaisesRegex(ValueError, r"parts \['sequential"):
+        with self.assertRaisesRegex(ValueError, r"layers \['sequential"):
             model.fit(X, Y, verbose=0)
 
 
