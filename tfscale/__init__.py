@@ -12,6 +12,7 @@ from tfscale._version import __version__
 from tfscale.backup.export import export_backup
 from tfscale.cluster.initialize import initialize
 from tfscale.cluster.virtual_devices import use_virtual_devices
+from tfscale.comparison.benchmark import benchmark
 from tfscale.comparison.compare import compare
 from tfscale.mesh.device_mesh import device_mesh
 from tfscale.mesh.gradient_sums import sum_gradients
@@ -32,6 +33,7 @@ __all__ = [
     "PipelineModel",
     "__version__",
     "auto_layout_map",
+    "benchmark",
     "callbacks",
     "collectives",
     "compare",

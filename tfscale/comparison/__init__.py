@@ -1,3 +1,3 @@
-"""Compares a training on one device with the same under a strategy."""
+"""Compares training under a strategy with one device: numbers and times."""
 
 __all__: list[str] = []
