@@ -98,11 +98,11 @@ class BenchmarkTest(parameterized.TestCase):
         self.assertIsNone(rows[2]["step_seconds"])
         self.assertIn("there is no such mesh", report.table())
 
-    @pytest.mark.crossing(every=2)
     @parameterized.parameters(
         (workers, ["--num_workers=2"], None),
         (stuck, [], "40"),
     )
+    @pytest.mark.crossing(every=2)
     def test_processes_of_a_launcher_and_those_that_stand_still(
         self, strategy, flags, error
     ):

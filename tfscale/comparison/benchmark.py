@@ -143,31 +143,17 @@ def benchmark(
             strategy.
         RuntimeError: If the model cannot train on one device.
 
-    Example, in a file `scaling.py`:
+    Example, for a file `scaling.py`; docs/strategies.md has it whole:
 
-    ```python
-    import keras
-    import numpy as np
-    import tensorflow as tf
-    import tfscale
+    >>> import tfscale
+    >>> def replicas():
+    ...     tfscale.use_virtual_devices(2)
+    ...     return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+    >>> def main(build_model, dataset):
+    ...     strategies = {"replicas": replicas}
+    ...     report = tfscale.benchmark(build_model, dataset, strategies)
+    ...     print(report.table())
 
-    def build_model():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        return model
-
-    def dataset():
-        x, y = np.random.rand(64, 8), np.random.rand(64, 1)
-        return tf.data.Dataset.from_tensors((x, y))
-
-    def replicas():
-        tfscale.use_virtual_devices(2)
-        return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
-
-    if __name__ == "__main__":
-        strategies = {"replicas": replicas}
-        print(tfscale.benchmark(build_model, dataset, strategies).table())
-    ```
     """
     launch = launch or {}
     _check(build_model, dataset, strategies, launch, one_device)

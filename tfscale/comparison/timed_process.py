@@ -45,23 +45,24 @@ class TimedProcess:
             del main["authkey"]  # a secret, which refuses to be written
             pickle.dump(main, file)
             pickle.dump(job, file)
-        self._errors = self._opened.enter_context(tempfile.TemporaryFile("w+"))
+        self._errors = os.path.join(folder, "stderr")
         listener = socket.create_server(("localhost", 0))
         command = [_MODULE, path, str(listener.getsockname()[1])]
         if launch:
             command = ["tfscale.launch", *launch, "-m", *command]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env={
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                # The process of one device stays, and others come beside it.
-                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-                **os.environ,
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,
-        )
+        with open(self._errors, "w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env={
+                    "TF_CPP_MIN_LOG_LEVEL": "3",
+                    # The process of one device stays while others run.
+                    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+                    **os.environ,
+                },
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
         try:
             with listener:
                 self._wires = self._connected(listener)
@@ -99,8 +100,8 @@ class TimedProcess:
     def _failed(self):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
-        self._errors.seek(0)
-        lines = [line for line in self._errors.read().splitlines() if line]
+        with open(self._errors) as file:
+            lines = [line for line in file.read().splitlines() if line]
         return RuntimeError("\n".join(lines[-8:]) or "It has ended.")
 
     def end(self) -> None:

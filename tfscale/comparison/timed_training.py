@@ -25,7 +25,7 @@ from tfscale.throughput import hardware
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to train, under which strategy, and for how long.
+    """A model to train under a strategy, and for how long.
 
     Attributes:
         build_model: Returns a compiled model.
