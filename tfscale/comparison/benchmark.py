@@ -111,7 +111,7 @@ def benchmark(
     Functions are sent to these processes by name, as `multiprocessing` does:
     they are those of a module, or of a script that is guarded by
     `if __name__ == "__main__":`, or a `functools.partial` of such a function.
-    What they print is not shown.
+    Their output is not shown.
 
     Args:
         build_model: Returns a compiled model. It is called in the strategy's
