@@ -170,11 +170,7 @@ def train(
         # Stages are compiled as functions.
         if jit and (pipeline is None or "model" in mesh):
             _check_clusters()
-        made = tfscale.device_mesh(**mesh)
-        layouts = None
-        if "model" in mesh:
-            layouts = tfscale.auto_layout_map(build_model, made)
-        strategy = tfscale.MeshStrategy(made, layouts, **options)
+        strategy = _strategy(build_model, mesh, options)
     with strategy.scope():
         model = trained = build_model()
         if pipeline is not None:
@@ -210,38 +206,25 @@ def compare(
     **options: Any,
 ) -> Any:
     """The comparison of a user's model on a mesh, see `train`."""
-    made = tfscale.device_mesh(**mesh)
-    layouts = tfscale.auto_layout_map(build, made) if "model" in mesh else None
     wrap = None
     if pipeline is not None:
+        count = 2 * mesh["pipeline"]
         wrap = functools.partial(
-            tfscale.PipelineModel,
-            num_microbatches=2 * mesh["pipeline"],
-            **pipeline,
+            tfscale.PipelineModel, num_microbatches=count, **pipeline
         )
     return tfscale.compare(
         build,
         dataset() if callable(dataset) else dataset,
-        tfscale.MeshStrategy(made, layouts, **options),
+        _strategy(build, mesh, options),
         _NUM_STEPS,
         wrap,
     )
 
 
-def check_model(name: str, run: Callable[[], Any]) -> Result:
-    """Compares a user's model on a mesh; what differs, as a table."""
-    begin = time.perf_counter()
-    try:
-        comparison = run()
-    except Exception as error:  # One that fails must not hide the others.
-        return Result(name, "fails", why=f"{type(error).__name__}: {error}")
-    seconds = time.perf_counter() - begin
-    far = comparison.largest
-    if comparison.differences(_TOLERANCE):
-        far = far if np.isfinite(far) else None
-        table = "\n" + comparison.table(_TOLERANCE)
-        return Result(name, "differs", far, seconds, table)
-    return Result(name, "works", far, seconds)
+def _strategy(build, mesh, options):
+    made = tfscale.device_mesh(**mesh)
+    layouts = tfscale.auto_layout_map(build, made) if "model" in mesh else None
+    return tfscale.MeshStrategy(made, layouts, **options)
 
 
 def found_in(reference: str) -> Any:
@@ -274,22 +257,30 @@ def reduce_by_nccl() -> list[np.ndarray]:
 
 
 def check(
-    name: str, run: Callable[[], list[np.ndarray]], expected: list[np.ndarray]
+    name: str,
+    run: Callable[[], Any],
+    expected: list[np.ndarray] | None = None,
 ) -> Result:
-    """Runs a check, and compares what it returns."""
+    """Runs a check that returns numbers like `expected`, or a `Comparison`."""
     keras.utils.clear_session()
     begin = time.perf_counter()
     try:
-        far = _difference(run(), expected)
+        found = run()
+        compares = expected is None
+        far = found.largest if compares else _difference(found, expected)
     except NotHereError as error:
         return Result(name, "not here", why=str(error))
     except Exception as error:  # One that fails must not hide the others.
         return Result(name, "fails", why=f"{type(error).__name__}: {error}")
+    seconds, why = time.perf_counter() - begin, ""
+    differs = not far <= _TOLERANCE
+    if compares:
+        differs = bool(found.differences(_TOLERANCE))
     if not np.isfinite(far):  # which JSON has no number for
-        why = f"The largest difference is {far}."
-        return Result(name, "differs", why=why)
-    status = "works" if far <= _TOLERANCE else "differs"
-    return Result(name, status, far, time.perf_counter() - begin)
+        far, why = None, f"The largest difference is {far}."
+    if compares and differs:
+        why = "\n" + found.table(_TOLERANCE)
+    return Result(name, "differs" if differs else "works", far, seconds, why)
 
 
 def _difference(found, expected):
@@ -339,49 +330,49 @@ def report(
     tf.config.experimental.enable_tensor_float_32_execution(False)
     kind, number = use_devices()
     if limit is None:
-        limit = _SECONDS_ON_GPUS if kind == "GPU" else np.inf
+        is_limited = kind == "GPU" and model is None
+        limit = _SECONDS_ON_GPUS if is_limited else np.inf
+    results: list[Result] = []
+
+    def measured(name, measure):
+        try:
+            return measure()
+        except Exception as error:  # It must not hide the checks.
+            why = f"{type(error).__name__}: {error}"
+            results.append(Result(name, "fails", why=why))
+            return {}
+
     speed: dict[str, float] = {}
     xla: dict[str, float] = {}
-    results: list[Result] = []
+    todo, expected = {}, None
     if model is not None:
         build, dataset = found_in(model), found_in(data or "")
         for name, options in cases_of_models(number).items():
-            run = functools.partial(compare, build, dataset, **options)
-            results.append(check_model(name, run))
-            print(f"{name}: {results[-1].status}", file=sys.stderr, flush=True)
-        return _as_json(kind, number, speed, xla, results)
-    try:
-        speed = measure_speed(number)
-    except Exception as error:  # It must not hide the checks.
-        why = f"{type(error).__name__}: {error}"
-        results.append(Result("speed", "fails", why=why))
-    if kind == "GPU":
-        # Parts of one GPU share it.
-        is_split = len(tf.config.list_physical_devices(kind)) < 2
-        try:
-            xla = measure_xla(1 if is_split else number)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            results.append(Result("speed of XLA", "fails", why=why))
-    expected = train()
+            todo[name] = functools.partial(compare, build, dataset, **options)
+    else:
+        speed = measured("speed", lambda: measure_speed(number))
+        if kind == "GPU":
+            # Parts of one GPU share it.
+            is_split = len(tf.config.list_physical_devices(kind)) < 2
+            count = 1 if is_split else number
+            xla = measured("speed of XLA", lambda: measure_xla(count))
+        for name, options in cases(number):
+            todo[name] = functools.partial(train, **options)
+        expected = train()
     left = []
-    for name, options in cases(number):
+    for name, run in todo.items():
         if time.perf_counter() - begin > limit:
             left.append(name)
             continue
-        result = check(name, lambda o=options: train(**o), expected)  # type: ignore[misc]
+        results.append(check(name, run, expected))
         # The results so far, if somebody ends it.
-        print(f"{name}: {result.status}", file=sys.stderr, flush=True)
-        results.append(result)
-    ones = [np.ones((number, 1024), "float32")]
-    results.append(check("NCCL", reduce_by_nccl, ones))
+        print(f"{name}: {results[-1].status}", file=sys.stderr, flush=True)
+    if model is None:
+        ones = [np.ones((number, 1024), "float32")]
+        results.append(check("NCCL", reduce_by_nccl, ones))
     if left:
         why = f"The time was up: {'; '.join(left)}. Pass more --seconds."
         results.append(Result(f"{len(left)} others", "not tried", why=why))
-    return _as_json(kind, number, speed, xla, results)
-
-
-def _as_json(kind, number, speed, xla, results):
     return {
         "versions": {
             "tfscale": tfscale.__version__,
