@@ -48,7 +48,7 @@ class ScaledLearningRateTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(
         ({"num_replicas": 0}, "Received: num_replicas=0"),
-        ({"num_replicas": 2, "warmup_steps": -1}, "Pass 0 for none"),
+        ({"num_replicas": 2, "warmup_steps": -1}, "warmup_steps=-1"),
         ({"num_replicas": 2, "rule": "cubic"}, "one of linear, sqrt"),
     )
     def test_what_cannot_be_is_refused(self, arguments, text):

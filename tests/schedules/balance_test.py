@@ -165,7 +165,7 @@ class PartitionTest(parameterized.TestCase):
 class PartitionErrorsTest(parameterized.TestCase):
     @parameterized.parameters(
         (([1, 2], 3), {}, "2 layers for num_stages=3. Use at most 2 stages"),
-        (([1], 0), {}, "at least one stage. Received: num_stages=0"),
+        (([1], 0), {}, "Received: num_stages=0"),
         (([1, -1], 2), {}, "Received: -1 for layer 1"),
         (([1, float("nan")], 2), {}, "Received: nan for layer 1"),
         (

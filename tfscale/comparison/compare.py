@@ -16,6 +16,7 @@ from tfscale._internals import attributes
 from tfscale.comparison.facts import facts_of
 from tfscale.comparison.report import Comparison
 from tfscale.comparison.training import Training
+from tfscale.integers import check_integer
 
 
 def compare(
@@ -120,10 +121,7 @@ def _check(build_model, strategy, steps):
             "it trains on one device too. Received: a call within "
             f"`{tf.distribute.get_strategy()!r}`."
         )
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(
-            f"`steps` must be a whole number, 1 or more. Received: {steps!r}."
-        )
+    check_integer("steps", steps)
 
 
 def _first_batches(dataset, steps):

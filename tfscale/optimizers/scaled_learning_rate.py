@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.integers import check_integer
+
 _RULES = {"linear": 1.0, "sqrt": 0.5}
 
 
@@ -51,16 +53,8 @@ class ScaledLearningRate(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: int = 0,
         rule: str = "linear",
     ):
-        if num_replicas < 1:
-            raise ValueError(
-                "`num_replicas` must be at least 1. Received: "
-                f"num_replicas={num_replicas}."
-            )
-        if warmup_steps < 0:
-            raise ValueError(
-                "`warmup_steps` must not be negative. Received: "
-                f"warmup_steps={warmup_steps}. Pass 0 for none."
-            )
+        check_integer("num_replicas", num_replicas)
+        check_integer("warmup_steps", warmup_steps, 0)
         if rule not in tuple(_RULES):
             raise ValueError(
                 f"`rule` must be one of {', '.join(_RULES)}. Received: "

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tfscale.integers import check_integer
 from tfscale.step_memory import held_bytes
 from tfscale.step_memory import microbatch_peak
 
@@ -212,11 +213,7 @@ def _balanced_devices(cuts, bounds, devices, measure):
 
 
 def _check_costs(costs, num_stages):
-    if num_stages < 1:
-        raise ValueError(
-            "There must be at least one stage. Received: "
-            f"num_stages={num_stages}."
-        )
+    check_integer("num_stages", num_stages)
     if len(costs) < num_stages:
         raise ValueError(
             "Each stage needs at least one layer. Received: "

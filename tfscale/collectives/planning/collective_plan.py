@@ -10,6 +10,7 @@ from tfscale.collectives.planning.contents import SUMS
 from tfscale.collectives.planning.contents import Contents
 from tfscale.collectives.planning.contents import check_operation
 from tfscale.collectives.planning.send import Send
+from tfscale.integers import check_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +99,7 @@ class CollectivePlan:
 
     def _check_sizes(self) -> None:
         check_operation(self.operation, self.num_devices)
-        if self.num_chunks < 1:
-            raise ValueError(
-                "`num_chunks` must be at least 1. Received: "
-                f"num_chunks={self.num_chunks}."
-            )
+        check_integer("num_chunks", self.num_chunks)
         if self.operation in SHARDED and self.num_chunks != self.num_devices:
             raise ValueError(
                 f"A plan for {self.operation} must have a chunk for each "

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Sequence
 
 from tfscale.collectives.planning.send import Send
+from tfscale.integers import check_integer
 
 # Operations: what devices begin with and what they have to end with. Chunk c
 # is one of the equal parts of a tensor; where each device has a part of its
@@ -100,8 +101,4 @@ def check_operation(operation: str, num_devices: int) -> None:
             f"`operation` must be one of {', '.join(OPERATIONS)}. Received: "
             f"{operation!r}."
         )
-    if num_devices < 1:
-        raise ValueError(
-            "`num_devices` must be at least 1. Received: "
-            f"num_devices={num_devices}."
-        )
+    check_integer("num_devices", num_devices)

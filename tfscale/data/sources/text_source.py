@@ -11,6 +11,7 @@ from tfscale.data.sources import array_source
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import data_loss
+from tfscale.integers import check_integer
 
 
 def tokens(
@@ -46,11 +47,8 @@ def tokens(
             "`ids` must be one row of integers. Received: an array of shape "
             f"{ids.shape} and dtype {ids.dtype}."
         )
-    if length < 1 or stride < 1:
-        raise ValueError(
-            "`length` and `stride` must be 1 or more. Received: "
-            f"length={length}, stride={stride}."
-        )
+    check_integer("length", length)
+    check_integer("stride", stride)
     if len(ids) <= length:
         raise ValueError(
             "A window needs one token more than its length. Received: "
