@@ -69,7 +69,7 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
         order=(b"II", b"MM"), kind=(_SHORT, _LONG), start=(8, 90)
     )
     def test_each_orientation(self, order, kind, start):
-        turned = set()
+        turned, traced = set(), exif._of_exif.experimental_get_tracing_count()
         for orientation in range(1, 9):
             contents = encoded(
                 photo(), segment(order, orientation, kind=kind, start=start)
@@ -79,6 +79,9 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
             self.assertAllEqual(found, upright(contents))
             turned.add(found.numpy().tobytes())
         self.assertLen(turned, 8)
+        # Each string of Python had been traced anew.
+        traced = exif._of_exif.experimental_get_tracing_count() - traced
+        self.assertLessEqual(traced, 1)
 
     def test_a_folder_of_all_of_them(self):
         folder = self.create_tempdir().full_path

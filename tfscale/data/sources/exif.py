@@ -25,6 +25,8 @@ _ROWS_REVERSED, _COLUMNS_REVERSED = (3, 4, 7, 8), (2, 3, 6, 7)
 
 def orientation_of(contents: tf.Tensor) -> tf.Tensor:
     """The orientation of an image file, from 1 to 8, by default 1."""
+    # A Python string would be traced anew each time.
+    contents = tf.convert_to_tensor(contents)
     return tf.cond(has_exif(contents), lambda: _of_exif(contents), lambda: 1)
 
 

@@ -156,6 +156,7 @@ def decode_image(contents: tf.Tensor, num_channels: int) -> tf.Tensor:
 
     TensorFlow converts channels of JPEG and PNG only, and none to alpha.
     """
+    contents = tf.convert_to_tensor(contents)  # else each is traced anew
     start = tf.strings.substr(contents, 0, 2)
     known = tf.reduce_any(tf.equal(start, [b"\x89P", b"\xff\xd8"]))
     known &= num_channels != 4
