@@ -35,6 +35,7 @@ class ComponentFiles:
         self._specs = specs
         self._num_records = num_records
 
+    @tf.autograph.experimental.do_not_convert
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
         """Components of the records of `index`, compared with their sums."""
         rows = tf.reshape(index, [-1])
@@ -107,11 +108,15 @@ def write(
     reading fails for other reasons.
     """
 
+    @tf.autograph.experimental.do_not_convert
     def kept(*record):
         return tuple(map(_serialized, record, specs))
 
-    batches = records.map(kept).batch(_WRITTEN)
-    batches = batches.map(lambda *kept: (kept, _sums(kept)))
+    @tf.autograph.experimental.do_not_convert
+    def with_sums(*kept):
+        return kept, _sums(kept)
+
+    batches = records.map(kept).batch(_WRITTEN).map(with_sums)
     count = 0
     with contextlib.ExitStack() as stack:
 

@@ -53,9 +53,12 @@ class FileCache:
 
     def check(self, numbers: Iterable[int], records: tf.data.Dataset) -> None:
         """Compares records, parsed now, with the kept records of `numbers`."""
-        kept = tf.data.Dataset.from_tensor_slices(numbers).map(
-            lambda number: self.get_or_make(number, None)
-        )
+
+        @tf.autograph.experimental.do_not_convert
+        def kept_of(number):
+            return self.get_or_make(number, None)
+
+        kept = tf.data.Dataset.from_tensor_slices(numbers).map(kept_of)
         for number, one, other in zip(numbers, kept, records, strict=True):
             if _bits(one) != _bits(other):
                 raise ValueError(
@@ -69,6 +72,7 @@ class FileCache:
         """Whether every record is there: a bool scalar tensor."""
         return tf.constant(True)
 
+    @tf.autograph.experimental.do_not_convert
     def get_or_make(self, index: tf.Tensor, make: Any) -> Any:
         """Records of `index`, as of `MemoryCache`."""
         del make
@@ -180,9 +184,12 @@ def _disk(directory, need):
 
 def _write(partial, records, spec, disk):
     packing = Packing(spec)
-    packed = records.map(
-        lambda *one: tuple(packing.pack(one if len(one) > 1 else one[0]))
-    )
+
+    @tf.autograph.experimental.do_not_convert
+    def pack(*one):
+        return tuple(packing.pack(one if len(one) > 1 else one[0]))
+
+    packed = records.map(pack)
     count = component_files.write(partial, packed, packing.specs, disk)
     with disk():
         sizes = {

@@ -71,12 +71,14 @@ def _variable(value):
     return symbols.ResourceVariable(value, trainable=False)
 
 
+@tf.autograph.experimental.do_not_convert
 def _gather(rows, index):
     return tf.raw_ops.ResourceGather(
         resource=rows.handle, indices=index, dtype=rows.dtype
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def _scatter(rows, index, values):
     return tf.raw_ops.ResourceScatterUpdate(
         resource=rows.handle, indices=index, updates=values

@@ -15,6 +15,7 @@ def stream_records(recipe, begin):
     """
     source, plan = recipe.source, recipe.plan
 
+    @tf.autograph.experimental.do_not_convert
     def epoch_of(where):
         start = where.first
         records = source.dataset.enumerate()
@@ -43,9 +44,11 @@ def stream_records(recipe, begin):
 
         return records.map(keyed)
 
-    head = tf.data.Dataset.from_tensors(0).map(
-        lambda _: begin(plan), name="position"
-    )
+    @tf.autograph.experimental.do_not_convert
+    def position(_):
+        return begin(plan)
+
+    head = tf.data.Dataset.from_tensors(0).map(position, name="position")
     return head.flat_map(epoch_of)
 
 
