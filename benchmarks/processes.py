@@ -10,16 +10,17 @@ def command(module, config, python=sys.executable):
     return [python, "-m", module, json.dumps(config)]
 
 
-def measure(module, config, **arguments):
+def measure(module, config, python=sys.executable, **arguments):
     """What a module prints last, as JSON.
 
     Args:
         module: Its name.
         config: Of JSON: its argument.
+        python: The interpreter.
         **arguments: Of `subprocess.run`.
     """
     done = subprocess.run(
-        command(module, config),
+        command(module, config, python),
         stdout=subprocess.PIPE,
         check=True,
         text=True,

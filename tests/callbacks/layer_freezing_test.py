@@ -169,7 +169,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_frozen_layers_stay_as_they_are(self):
         model = build()
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         kernels = []
         noting = keras.callbacks.LambdaCallback(
             on_epoch_end=lambda epoch, logs: kernels.append(
@@ -210,7 +210,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
                 model = build()
                 if axes:
                     model = tfscale.PipelineModel(model, 2)
-                model.compile(sgd(), "mse")
+                model.compile(sgd(), "mse", run_eagerly=not axes)
             freezing = LayerFreezing(0.9, 0.4)
             return model, fit(model, *callbacks, freezing, Interrupt())
 
@@ -228,7 +228,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_weights_that_are_no_number_have_not_converged(self):
         model = build()
-        model.compile(keras.optimizers.SGD(1e30), "mse")
+        model.compile(keras.optimizers.SGD(1e30), "mse", run_eagerly=True)
         history = fit(model, LayerFreezing(0.9, 0.0))
         self.assertTrue(np.isnan(history["loss"][-1]))
         self.assertEqual(history["frozen_layers"][-1], 0)
@@ -245,7 +245,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_a_second_fit_goes_on(self):
         model = build()
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         freezing = LayerFreezing(1e9, 0.0, ["d0", "d1"])
         fit(model, freezing, epochs=1)
         self.assertEqual(fit(model, freezing, epochs=1)["frozen_layers"], [2])
@@ -254,17 +254,17 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
     def test_layers_that_the_user_has_thawed_may_be_frozen_again(self):
         # They counted as frozen, and were trained to the end.
         model = build()
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         freezing = LayerFreezing(1e9, 0.5, ["d0", "d1"])
         fit(model, freezing, epochs=1)
         model.get_layer("d1").trainable = True
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         history = fit(model, freezing, epochs=4)
         self.assertEqual(history["frozen_layers"], [1, 2, 2, 2])
         self.assertFalse(model.get_layer("d1").trainable)
         model.get_layer("d0").trainable = True
         model.get_layer("d1").trainable = True
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         history = fit(model, freezing, epochs=4)
         self.assertEqual(history["frozen_layers"], [0, 2, 2, 2])
 
@@ -279,13 +279,13 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
     )
     def test_layers_that_save_no_backward(self, layers, message):
         model = build()
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         with self.assertRaisesRegex(ValueError, message):
             fit(model, LayerFreezing(1.0, layers=layers))
 
     def test_models_without_leading_layers(self):
         model = build(0)
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         with self.assertRaisesRegex(ValueError, "leading layer.*: model"):
             fit(model, LayerFreezing(1.0))
 
@@ -294,7 +294,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         shared = keras.layers.Dense(8, name="shared")
         outputs = keras.layers.Dense(4)(shared(shared(x)))
         model = keras.Model(inputs, outputs)
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         with self.assertRaisesRegex(ValueError, "'shared', whose weights"):
             fit(model, LayerFreezing(1.0))
 
@@ -311,13 +311,13 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         # When `fit` ended Keras wrote the averages of the first weights, which
         # were frozen, to others.
         model = build()
-        model.compile(optimizer(), "mse")
+        model.compile(optimizer(), "mse", run_eagerly=True)
         with self.assertRaisesRegex(ValueError, "needs an optimizer.*use_ema"):
             fit(model, LayerFreezing(1e9, 0.0, ["d0"]))
 
     def test_beside_the_noise_scale(self):
         model = build()
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         with self.assertRaisesRegex(ValueError, ": `GradientNoiseScale` with"):
             fit(
                 model,

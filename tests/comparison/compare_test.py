@@ -252,6 +252,7 @@ class FindsTest(parameterized.TestCase):
             )
 
     @parameterized.parameters(*EQUAL)
+    @pytest.mark.crossing(every=2)
     def test_nothing_where_nothing_differs(self, name):
         build, data, options = EQUAL[name]
         report = self.check_is_equal(build, data, options)

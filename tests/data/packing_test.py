@@ -6,6 +6,7 @@ import os
 import datasets
 import numpy as np
 import pyarrow.parquet
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -53,6 +54,10 @@ def _hugging_face(path, count):
     return data.hugging_face(datasets.Dataset.from_dict(_columns(count)))
 
 
+_SOURCES = (_arrays, _csv, _json_lines, _parquet, _hugging_face)
+_CACHES = ("memory", "file")
+
+
 def _operations(dataset):
     """Types of the operations of all functions of a dataset, in order."""
     found, todo = [], [dataset]
@@ -71,12 +76,21 @@ def _operations(dataset):
 
 
 class PackingTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.product(
-        make=(_arrays, _csv, _json_lines, _parquet, _hugging_face),
-        cache=("none", "memory", "file"),
+    # Caches keep the records of any source.
+    @parameterized.parameters(
+        *((make, "none") for make in _SOURCES),
+        *((_arrays, cache) for cache in _CACHES),
     )
     def test_graphs_do_not_grow_with_columns(self, make, cache):
         # To the first batch of 300 columns it took 12 seconds.
+        self.check_graphs_do_not_grow(make, cache)
+
+    @parameterized.product(make=_SOURCES[1:], cache=_CACHES)
+    @pytest.mark.crossing
+    def test_graphs_of_caches_of_each_source(self, make, cache):
+        self.check_graphs_do_not_grow(make, cache)
+
+    def check_graphs_do_not_grow(self, make, cache):
         folder = self.create_tempdir().full_path
         found = []
         for count in (5, 40):

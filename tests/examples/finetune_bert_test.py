@@ -19,8 +19,9 @@ from examples import passages
 
 models = keras_hub.models
 backbone = models.BertBackbone(
-    vocabulary_size=len(passages.vocabulary()), num_layers=2, num_heads=2,
-    hidden_dim=8, intermediate_dim=16, dropout=0.0, max_sequence_length=40)
+    vocabulary_size=len(passages.vocabulary()), num_layers=int(sys.argv[2]),
+    num_heads=2, hidden_dim=8, intermediate_dim=16, dropout=0.0,
+    max_sequence_length=40)
 backbone.save_to_preset(sys.argv[1])
 models.BertTokenizer(vocabulary=passages.vocabulary()).save_to_preset(sys.argv[1])
 """
@@ -50,20 +51,31 @@ class FinetuneBertTest(parameterized.TestCase):
         self.assertGreater(after, 0.9)
         self.assertIn("Who is Packt? publisher\n", output)
 
+    def _small(self, num_layers):
+        """Arguments of a short run, with a preset of so many blocks."""
+        preset = f"{self.create_tempdir().full_path}/preset"
+        done = forked_python.run(
+            ["-c", PRESET, preset, str(num_layers)], REPOSITORY
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return (
+            f"--preset={preset}",
+            *("--num_passages=8", "--num_epochs=2", "--batch_size=16"),
+        )
+
+    def test_replicas_learn_with_a_preset(self):
+        _, losses = self._train(*self._small(1), "--num_replicas=2")
+        self.assertLen(losses, 2)
+        self.assertLess(losses[1], losses[0])
+
     @parameterized.parameters(
         ("--num_replicas=2",),
         ("--num_stages=2",),
         ("--model_parallel=2",),
     )
-    @pytest.mark.crossing(every=3)
-    def test_any_mesh_starts_with_a_preset(self, mesh):
-        preset = f"{self.create_tempdir().full_path}/preset"
-        done = forked_python.run(["-c", PRESET, preset], REPOSITORY)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        arguments = (
-            f"--preset={preset}",
-            *("--num_passages=8", "--num_epochs=2", "--batch_size=16"),
-        )
+    @pytest.mark.crossing
+    def test_any_mesh_has_the_losses_of_one_device(self, mesh):
+        arguments = self._small(2)
         _, expected = self._train(*arguments)
         _, losses = self._train(*arguments, mesh)
         self.assertLen(losses, 2)

@@ -70,7 +70,7 @@ class SameNumbersTest(parameterized.TestCase):
             job(data=dict(x=FEATURES[:24], y=LABELS[:24], batch_size=8)),
         ),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_fit(self, job):
         one = same_numbers.on_one_device(job)
         many = same_numbers.on_mesh(job, 2, 4, 2, balance=["b"])

@@ -131,7 +131,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
                 "sgd",
                 "mse",
                 metrics=[mean_of_targets],
-                steps_per_execution=4,
+                steps_per_execution=2,
             )
         # The last batch has two rows on one replica, and one on the other.
         logs = model.fit(dataset(), verbose=0).history

@@ -51,7 +51,7 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
         rows = np.ones([20, 2], "float32")
         pipeline = data.pipeline(data.arrays(rows, rows), batch_size=4)
         model = keras.Sequential([keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         model.fit(pipeline, epochs=3, verbose=0)
         self.assertEqual(pipeline.position.value, (0, 3, 0))
         self.assertEqual(model.optimizer.iterations, 15)
@@ -62,7 +62,7 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
         pipeline.position.assign(epoch=1, index=12)
         self.assertEqual(pipeline.batches_left, 3)
         model = keras.Sequential([keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         # Keras would warn, and count a seventh and more steps, if it expected
         # a whole epoch; warnings are errors here.
         model.fit(pipeline.take(pipeline.batches_left), verbose=0)
@@ -135,7 +135,9 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
             remainder="pad",
         )
         model = keras.Sequential([keras.layers.Dense(2)])
-        model.compile(loss="mse", weighted_metrics=["mse", "mae"])
+        model.compile(
+            loss="mse", weighted_metrics=["mse", "mae"], run_eagerly=True
+        )
         _, *one = model.evaluate(padded, verbose=0)
         _, *other = model.evaluate(rows, 2 * rows, verbose=0)
         self.assertAllClose(one, other)
@@ -155,7 +157,7 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
 
         layer = Sum()
         model = keras.Sequential([layer])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         rows = np.arange(20.0, dtype="float32")[:, None]
         pipeline = data.pipeline(data.arrays(rows, rows), batch_size=4)
         model.fit(pipeline, epochs=3, verbose=0)
