@@ -317,6 +317,29 @@ def shards_alone():
     return [*_weights(model), *np.split(kernel, 2, axis=1)]
 
 
+def _adapted(strategy):
+    """Batch size and learning rate follow the noise of the gradients."""
+    model = _model(strategy)
+    noise = tfscale.callbacks.GradientNoiseScale(
+        0.5, batch_sizes=(2, 16), learning_rate="sqrt"
+    )
+    # A gradient that is larger than its noise.
+    rows = tfscale.data.arrays(np.tile(X, (2, 1)), np.tile(Y + 1, (2, 1)))
+    history = model.fit(
+        tfscale.data.pipeline(rows, batch_size=4, seed=1, remainder="drop"),
+        epochs=2,
+        verbose=0,
+        callbacks=[noise],
+    ).history
+    scale = history["gradient_noise_scale"][-1]
+    return [
+        history["batch_size"],
+        scale,
+        model.optimizer.learning_rate,
+        *_weights(model),
+    ]
+
+
 def throughput(index):
     """Rows are those of both workers; only worker 0 has the figures."""
     model, begin, times = _model(_strategy()), [], []
@@ -349,6 +372,10 @@ def throughput_alone():
 
 
 CASES = {
+    "noise": (
+        lambda index: _adapted(_strategy()),
+        lambda: _adapted(_strategy()),
+    ),
     "throughput": (throughput, throughput_alone),
     "shards": (shards, shards_alone),
     "offline": (offline, _offline),

@@ -132,6 +132,11 @@ JOBS = {
         compile=lambda: {"steps_per_execution": 3},
     ),
     "no rows": same_numbers.Job(dense, dict(x=X[:13], y=Y[:13], batch_size=6)),
+    "noise": same_numbers.Job(
+        dense,
+        DATA,
+        fit=dict(callbacks=[tfscale.callbacks.GradientNoiseScale(0.5)]),
+    ),
     "accumulated": same_numbers.Job(
         dense,
         dict(DATA, sample_weight=WEIGHTS),
@@ -298,6 +303,10 @@ ROWS = {
     "pipeline in each": Row(JOBS["no rows"], _pipeline(2), predicts=True),
     "pipeline in each, validated": Row(
         JOBS["plain"], _pipeline(2), predicts=True
+    ),
+    # What is measured is summed with the gradients.
+    "noise of gradients": Row(
+        JOBS["noise"], plainly(2), plainly(2), collectives=4
     ),
     "accumulation": Row(
         JOBS["accumulated"],

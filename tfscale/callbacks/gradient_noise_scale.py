@@ -8,7 +8,6 @@ import keras
 from tfscale._internals import fitting
 from tfscale.adapters.optimizer import optimizers_of
 from tfscale.callbacks.batch_adapter import BatchAdapter
-from tfscale.collectives.workers import check_one_process
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import FitScopedFunction
 from tfscale.fit.fit import Logs
@@ -143,11 +142,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def _check(self, model, accumulates):
         strategy = model.distribute_strategy
-        check_one_process(
-            strategy,
-            "GradientNoiseScale",
-            "Measure it in a run of one process.",
-        )
         if model.optimizer is None or len(optimizers_of(model)) > 1:
             raise ValueError(
                 "`GradientNoiseScale` needs a model with one optimizer. "

@@ -65,8 +65,12 @@ class GradientNoise:
         """Continues from `means`."""
         self._means.assign(means)
 
-    def of_replicas(self, gradients, sums, variables, extended) -> None:
-        """Notes a step of replicas; in replica context, outside of branches."""
+    def terms(self, gradients, variables) -> list[tf.Tensor]:
+        """The terms of a replica in its step, to be summed with the gradients.
+
+        In replica context, outside of branches; none in a step that is not
+        measured.
+        """
         shard = step_context.current().batch_shard_in_graph
         if (
             self._fit is None
@@ -74,14 +78,19 @@ class GradientNoise:
             or not self._fit.is_running
             or not {id(v) for v in variables} <= self._ids
         ):
-            return
+            return []
         # Without rows there is no share.
         rows, share = tf.maximum(shard.rows, 1.0), shard.share
         local = _over_ranks(squared_norms(gradients), gradients, variables)
         terms = tf.stack([local, share**2, share**2 / rows])
-        summed_squares, q, r = tf.unstack(shard.total(terms))
-        whole = tf.add_n(squares(sums, variables, extended))
-        self._add(summed_squares, tf.cast(whole, tf.float32), q, r)
+        return [tf.stop_gradient(terms)]
+
+    def of_replicas(self, totals, sums, variables, extended) -> None:
+        """Notes a step of replicas, by the sums of `terms` and gradients."""
+        for terms in totals:
+            summed_squares, q, r = tf.unstack(terms)
+            whole = tf.add_n(squares(sums, variables, extended))
+            self._add(summed_squares, tf.cast(whole, tf.float32), q, r)
 
     def of_microbatches(self, summed_squares, sums, variables, q, r) -> None:
         """Notes a step of one replica that accumulates; see the module."""

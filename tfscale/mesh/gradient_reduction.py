@@ -64,6 +64,9 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
         gather_again.gather_again()
     given = [i for i, value in enumerate(gradients) if value is not None]
     dims = [_dim(states, gradients[i], variables[i]) for i in given]
+    noise = extended.gradient_noise
+    terms = [] if noise is None else noise.terms(gradients, variables)
+    dims += [None] * len(terms)
     # Statistics of layers follow the gradients, and are not sharded.
     sum_up = functools.partial(replica_collectives.sum_up, dims=dims)
     overwriting = {i for i in given if is_overwritten(variables[i])}
@@ -73,13 +76,11 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
         else tf.convert_to_tensor(gradients[i])
         for i in given
     ]
-    found = batch_norm.all_sums_and_statistics(sum_up, dense)
+    found = batch_norm.all_sums_and_statistics(sum_up, [*dense, *terms])
     for i, total in zip(given, found):
         sums[i] = tf.reduce_max(total, 0) if i in overwriting else total
-    if extended.gradient_noise is not None:
-        extended.gradient_noise.of_replicas(
-            gradients, sums, variables, extended
-        )
+    if terms:
+        noise.of_replicas(found[len(given) :], sums, variables, extended)
     return sums
 
 
