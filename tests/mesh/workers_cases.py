@@ -354,7 +354,7 @@ def throughput(index):
         on_train_batch_begin=on_begin, on_train_batch_end=on_end
     )
     history = model.fit(
-        *(np.tile(X[:8], (20, 1)), np.tile(Y[:8], (20, 1))),
+        *(np.tile(X[:8], (8, 1)), np.tile(Y[:8], (8, 1))),
         batch_size=4,
         shuffle=False,
         verbose=0,

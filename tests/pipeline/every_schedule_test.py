@@ -50,7 +50,7 @@ class SameNumbersTest(parameterized.TestCase):
     @parameterized.product(
         schedule=(*SCHEDULES, "auto"), devices=(2, 4), recompute=(False, True)
     )
-    @pytest.mark.crossing(every=30)
+    @pytest.mark.crossing(every=60)
     def test_three_steps(self, schedule, devices, recompute):
         many = same_numbers.on_mesh(
             job(), devices, 8, schedule=schedule, recompute=recompute

@@ -235,7 +235,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         kind=("_file", "_strings", "_several"), file=("0.bin", "sums.bin")
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_a_damaged_record_of_a_cache_is_no_record(self, kind, file):
         # Once the error did not say which file it was.
         make = getattr(self, kind)
@@ -258,7 +258,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         ("_strings", "0.bin"),
         ("_strings", "0.begin.bin"),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_a_cache_that_is_not_whole_is_named(self, kind, file):
         make = getattr(self, kind)
         make()

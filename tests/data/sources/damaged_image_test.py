@@ -33,7 +33,7 @@ class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
                 )
 
     @parameterized.parameters("1.jpg", "3.png", "5.jpg", "7.jpg")
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=4)
     def test_raises_with_the_name_of_the_file(self, name):
         path = os.path.join(self.folder, "cats", name)
         record_files.write(path, self.damaged[name])
@@ -50,7 +50,7 @@ class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
             data.pipeline(data.image_folder(self.folder), batch_size=8)
 
     @parameterized.parameters((0, 0), (3, 2), (6, 4))  # the first, the last
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_a_jpeg_damaged_between_its_ends_is_named(self, number, at):
         # No error named it; those of the others before it were delivered.
         path = os.path.join(self.folder, "cats", f"{number}.jpg")
