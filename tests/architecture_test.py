@@ -57,6 +57,7 @@ PURE = (
     "tfscale/step_memory.py",
     "tfscale/planner/cost.py",
     "tfscale/planner/device.py",
+    "tfscale/planner/goodput.py",
     "tfscale/planner/layers.py",
     "tfscale/planner/report.py",
     "tfscale/planner/search.py",

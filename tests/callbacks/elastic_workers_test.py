@@ -1,8 +1,10 @@
 """A run whose number of workers changes is the run of one device."""
 
+import itertools
 import json
 import os
 import tempfile
+import types
 from unittest import mock
 
 import keras
@@ -19,6 +21,7 @@ from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import ElasticWorkers
 from tfscale.callbacks import GradientAccumulation
 from tfscale.callbacks import GradientNoiseScale
+from tfscale.callbacks import elastic_workers
 from tfscale.cluster.elastic import ElasticGroup
 
 _SECONDS = 400
@@ -101,6 +104,7 @@ class PlanTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (dict(plan={1: 2}), "Received: plan={1: 2}"),
+        (dict(plan="best"), "Received: plan='best'"),
         (dict(plan={0: 0}), "Received: plan=0"),
         (dict(plan={-1: 2, 0: 1}), "Received: plan=-1"),
         (dict(plan={0: 2.5}), r"Received: plan=2\.5"),
@@ -186,6 +190,24 @@ class PlanTest(parameterized.TestCase):
         # Between none and the ratio of the batch sizes.
         rate = float(model.optimizer.learning_rate.numpy())
         self.assertBetween(rate, 0.105, 0.199)
+
+    def test_the_number_follows_the_goodput(self):
+        # Two are tried, take longer, and are given up.
+        for group, seconds, code in (
+            ((1, 4, 1, 1), 1.0, 192 + 2),
+            ((1, 4, 2, 2), 1.5, 192 + 1),
+            ((1, 4, 1, 1), 1.0, 0),
+        ):
+            ticks = itertools.count(step=seconds)
+            clock = types.SimpleNamespace(monotonic=ticks.__next__)
+            with (
+                self.subTest(str(group)),
+                mock.patch.object(elastic_workers, "time", clock),
+                self.assertRaises(SystemExit) as ended,
+            ):
+                self.fit("goodput", self.backup(), group=group)
+                raise SystemExit(0)
+            self.assertEqual(ended.exception.code, code)
 
     def test_those_left_of_a_lost_worker_end_the_epoch(self):
         # It is taken back where the next one begins.

@@ -1,9 +1,13 @@
 """Trains with another number of workers in later epochs."""
 
+import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale.callbacks import batch_adapter
@@ -14,6 +18,11 @@ from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import Logs
 from tfscale.integers import check_integer
+from tfscale.planner.goodput import Goodput
+from tfscale.planner.goodput import fitted_times
+
+# A choice: a smaller gain is no more than noise of what is measured.
+_LEAST_GAIN = 1.05
 
 
 class ElasticWorkers(keras.callbacks.Callback):
@@ -32,7 +41,11 @@ class ElasticWorkers(keras.callbacks.Callback):
 
     Args:
         plan: Numbers of workers by the epoch from which on they train, counted
-            from 0, such as `{0: 2, 30: 6}`. 0 must be among the epochs.
+            from 0, such as `{0: 2, 30: 6}`. 0 must be among the epochs. Or
+            `"goodput"`: after each epoch the number that promises most
+            progress per second, at most twice as many as ever, by the steps
+            that were measured with each number. With `batch_sizes` of a
+            `GradientNoiseScale` it counts what larger batches are worth.
         learning_rate: The factor of the learning rate after a restart with
             another batch size: `"linear"`, the ratio of the batch sizes;
             `"sqrt"`, its square root; or `"adascale"`, the gain by the noise
@@ -57,9 +70,20 @@ class ElasticWorkers(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, plan: Mapping[int, int], *, learning_rate: str | None = None
+        self,
+        plan: Mapping[int, int] | str,
+        *,
+        learning_rate: str | None = None,
     ):
         super().__init__()
+        self.by_goodput = plan == "goodput"
+        if self.by_goodput:
+            plan = {0: 1}
+        if not isinstance(plan, Mapping):
+            raise ValueError(
+                '`plan` must be a dict of epochs, or "goodput". Received: '
+                f"plan={plan!r}."
+            )
         rule = "epochs from 0 on with 1 worker or more each"
         for epoch, count in plan.items():
             check_integer("plan", epoch, least=0, rule=rule)
@@ -74,10 +98,13 @@ class ElasticWorkers(keras.callbacks.Callback):
                 '`learning_rate` must be "linear", "sqrt", "adascale" or None. '
                 f"Received: learning_rate={learning_rate!r}."
             )
-        self.plan = dict(plan)
+        self.plan = {} if self.by_goodput else dict(plan)
         self.learning_rate = learning_rate
         self._group: Any = None  # an `ElasticGroup`
         self._is_first_epoch = True
+        # Replicas, rows of each, and seconds of a step, of each epoch.
+        self._steps: list[tuple[int, int, float]] = []
+        self._ends: list[float] = []
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Checks that each of the numbers can train."""
@@ -100,6 +127,12 @@ class ElasticWorkers(keras.callbacks.Callback):
             )
         self._check_batch_size()
         self._check_learning_rate()
+        if self.by_goodput and self._batch_size() is None:
+            raise ValueError(
+                "The goodput is of the batches of a `tfscale.data.pipeline`. "
+                "Received: plan='goodput' and other data. Pass the pipeline "
+                "itself to `fit`, or a dict as `plan`."
+            )
 
     def _check_numbers(self):
         fewest, most = self._group.fewest, min(self._group.most, elastic.MOST)
@@ -116,8 +149,7 @@ class ElasticWorkers(keras.callbacks.Callback):
         size = self._batch_size()
         if size is None:
             return
-        count = self.model.distribute_strategy.num_replicas_in_sync
-        replicas = max(count // self._group.present, 1)
+        replicas = self._replicas_of_worker()
         refused = [n for n in self.plan.values() if size % (n * replicas)]
         if refused:
             raise ValueError(
@@ -153,6 +185,10 @@ class ElasticWorkers(keras.callbacks.Callback):
                 "batch size a backup does not change. Leave it out."
             )
 
+    def _replicas_of_worker(self):
+        count = self.model.distribute_strategy.num_replicas_in_sync
+        return max(count // self._group.present, 1)
+
     def _batch_size(self):
         """Rows of a batch of all workers, where they are known, or None."""
         source = fitting.source_of(self._fit.epochs)
@@ -164,23 +200,87 @@ class ElasticWorkers(keras.callbacks.Callback):
         """Has the run begin again if it needs another number of workers."""
         group, is_first = self._group, self._is_first_epoch
         self._is_first_epoch = False
-        count = self.plan[max(e for e in self.plan if e <= epoch)]
+        self._ends = []
+        if self.plan:
+            count = self.plan[max(e for e in self.plan if e <= epoch)]
+        else:
+            count = group.planned if is_first else self._best_count()
         # Some were lost in this epoch: the others end it.
         is_left = is_first and group.present < group.planned == count
         if count != group.present and not is_left:
             (backup,) = self._fit.callbacks_of(BackupAndRestore)
             backup.stop_before_next_step(elastic.exit_code(count))
 
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Notes when a step has ended."""
+        self._ends.append(time.monotonic())
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Notes how long steps took with this number of workers."""
+        size = self._batch_size()
+        if size is not None and len(self._ends) > 1:
+            replicas = self._replicas_of_worker() * self._group.present
+            seconds = float(np.median(np.diff(self._ends)))
+            self._steps.append((replicas, size // replicas, seconds))
+
+    def _best_count(self):
+        """The number of workers with the best goodput, the same in all."""
+        workers = getattr(
+            self.model.distribute_strategy.extended, "workers", None
+        )
+        count = self._count_here() if self._steps else self._group.present
+        if workers is None:
+            return count
+        return int(workers.from_first(tf.constant(count)))
+
+    def _count_here(self):
+        each, group = self._replicas_of_worker(), self._group
+        most = min(group.most, elastic.MOST)
+        most = min(most, 2 * max(step[0] for step in self._steps) // each)
+        times = fitted_times(*zip(*self._steps))
+        found = {
+            n: self._goodput_of(n * each, times)
+            for n in range(group.fewest, most + 1)
+        }
+        now = found.get(group.present, 0.0)
+        best = max(found, key=lambda n: found[n], default=group.present)
+        if not found or found[best] < _LEAST_GAIN * now:
+            return group.present
+        logging.info(
+            "ElasticWorkers: %d workers promise %.2f times the progress of %d.",
+            *(best, found[best] / max(now, 1e-9), group.present),
+        )
+        return best
+
+    def _goodput_of(self, replicas, times):
+        """Of a number of replicas; 0 if it does not divide the batch."""
+        size = self._batch_size()
+        ranges = [
+            (one.batch_sizes, *one.measured())
+            for one in self._fit.callbacks_of(GradientNoiseScale)
+            if one.batch_sizes and one.measured()[0] >= 0.0
+        ]
+        for (start, largest), square, variance in ranges:
+            model = Goodput(times, start, square, variance / start)
+            return model.best(1, replicas, largest)[0]
+        if size % replicas:
+            return 0.0
+        return float(
+            Goodput(times, size, 1.0, 0.0).of(1, replicas, size // replicas)
+        )
+
     def get_state(self) -> dict[str, Any]:
-        """The state in a `BackupAndRestore`: numbers."""
+        """The state in a `BackupAndRestore`: numbers and lists."""
         noise = self._fit.callbacks_of(GradientNoiseScale)
         return {
             "batch_size": self._batch_size(),
+            "steps": [list(step) for step in self._steps],
             "noise": [list(one.measured()) for one in noise],
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a result of `get_state`; adapts the learning rate."""
+        self._steps = [tuple(step) for step in state["steps"]]
         before, now = state["batch_size"], self._batch_size()
         if self.learning_rate is None or before in (None, now):
             return
