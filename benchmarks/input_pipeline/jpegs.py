@@ -29,7 +29,7 @@ def make(directory, num_images):
     pattern = os.path.join(shards, "*.tfrecord")
     if os.path.isdir(shards):
         return folder, pattern
-    pictures = [_picture(number) for number in range(num_images)]
+    pictures = [picture(number) for number in range(num_images)]
     for number, picture in enumerate(pictures):
         name = f"{number % NUM_CLASSES}/{number:05d}.jpg"
         path = os.path.join(folder, name)
@@ -45,7 +45,7 @@ def make(directory, num_images):
     return folder, pattern
 
 
-def _picture(number):
+def picture(number):
     random = np.random.default_rng(number)
     coarse = random.uniform(0, 255, (24, 32, 3))
     picture = tf.image.resize(coarse, SIDES, method="bicubic").numpy()

@@ -2,8 +2,12 @@
 
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale.data.sources import exif
 from tfscale.data.sources import image_source
+
+# How other files begin.
+_NO_JPEG = r"GIF|BM|RIFF|\CPNG"
 
 
 def decode_random_crop(
@@ -65,20 +69,36 @@ def decode_random_crop(
         )
         return tf.concat([begin[:2], extent[:2]], 0)
 
-    def of_jpeg():
+    def plain():
+        crop = window(tf.io.extract_jpeg_shape(contents))
+        image = tf.image.decode_and_crop_jpeg(contents, crop, num_channels)
+        return tf.image.resize(image, size)
+
+    def turned():
         orientation = exif.orientation_of(contents)
         shape = exif.shown_shape(
             tf.io.extract_jpeg_shape(contents), orientation
         )
         crop = exif.stored_window(window(shape), shape, orientation)
         image = tf.image.decode_and_crop_jpeg(contents, crop, num_channels)
-        return exif.upright(image, orientation)
+        # Resized, it has fewer pixels to turn.
+        stored = exif.shown_shape([*size, num_channels], orientation)
+        return exif.upright(tf.image.resize(image, stored[:2]), orientation)
 
     def of_another():
         image = image_source.decode_image(contents, num_channels)
         y, x, height, width = tf.unstack(window(tf.shape(image)))
-        return image[y : y + height, x : x + width]
+        image = image[y : y + height, x : x + width]
+        return tf.image.resize(image, size)
 
-    image = tf.cond(tf.io.is_jpeg(contents), of_jpeg, of_another)
-    image = tf.ensure_shape(image, [None, None, num_channels])
-    return tf.image.resize(image, size)
+    def not_plain():
+        return tf.cond(tf.io.is_jpeg(contents), turned, of_another)
+
+    if not tf.executing_eagerly():
+        # Inlined, its operations would cost time for every file.
+        options = attributes.NOT_INLINED
+        not_plain = tf.function(
+            not_plain, autograph=False, experimental_attributes=options
+        )
+    image = tf.cond(exif.may_be_turned(contents, _NO_JPEG), not_plain, plain)
+    return tf.ensure_shape(image, [*size, num_channels])

@@ -1,7 +1,9 @@
 """Photos are upright, however the camera was held."""
 
 import io
+import itertools
 import os
+import random
 import struct
 
 import numpy as np
@@ -45,6 +47,22 @@ def segment(order, orientation, *, kind=_SHORT, start=8, padding=b""):
     return b"\xff\xe1" + struct.pack(">H", len(text) + 2) + text
 
 
+def directories(order, *entries):
+    """An APP1 segment with directories of `(tag, kind, number)`."""
+    byte_order = "<" if order == b"II" else ">"
+    text = order + struct.pack(byte_order + "HI", 42, 8)
+    for number, each in enumerate(entries, 1):
+        text += struct.pack(byte_order + "H", len(each))
+        for tag, kind, value in each:
+            format = "HHIHH" if kind == _SHORT else "HHII"
+            value = (value, 0) if kind == _SHORT else (value,)
+            text += struct.pack(byte_order + format, tag, kind, 1, *value)
+        following = len(text) + 4 if number < len(entries) else 0
+        text += struct.pack(byte_order + "I", following)
+    text = b"Exif\0\0" + text
+    return b"\xff\xe1" + struct.pack(">H", len(text) + 2) + text
+
+
 def encoded(image, *segments):
     """A JPEG file with segments after its first one."""
     file = io.BytesIO()
@@ -69,7 +87,8 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
         order=(b"II", b"MM"), kind=(_SHORT, _LONG), start=(8, 90)
     )
     def test_each_orientation(self, order, kind, start):
-        turned, traced = set(), exif._of_exif.experimental_get_tracing_count()
+        turned = set()
+        traced = image_source._upright.experimental_get_tracing_count()
         for orientation in range(1, 9):
             contents = encoded(
                 photo(), segment(order, orientation, kind=kind, start=start)
@@ -80,8 +99,8 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
             turned.add(found.numpy().tobytes())
         self.assertLen(turned, 8)
         # Each string of Python had been traced anew.
-        traced = exif._of_exif.experimental_get_tracing_count() - traced
-        self.assertLessEqual(traced, 1)
+        found = image_source._upright.experimental_get_tracing_count()
+        self.assertLessEqual(found - traced, 1)
 
     def test_a_folder_of_all_of_them(self):
         folder = self.create_tempdir().full_path
@@ -136,6 +155,28 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
         for name, contents in files.items():
             with self.subTest(name):
                 self.assertEqual(exif.orientation_of(contents), 1)
+
+    def test_of_any_tags_in_any_order(self):
+        # Most photos are told from few bytes to be upright; none other is.
+        chance = random.Random(0)
+        others = 0x0100, 0x010F, 0x0111, 0x0113, 0x011A, 0x0212, 0x8769
+        for order, is_sorted, orientation in itertools.product(
+            (b"II", b"MM"), (True, False), (None, *range(1, 9), 1, 6)
+        ):
+            tags = {tag: orientation or 6 for tag in others}
+            if orientation:
+                tags[_TAG] = orientation
+            chosen = chance.sample(sorted(tags), chance.randint(1, len(tags)))
+            chosen = sorted(chosen) if is_sorted else chosen
+            entries = [(tag, _SHORT, tags[tag]) for tag in chosen]
+            # A thumbnail behind them has tags too, one of them after 274.
+            behind = [(_TAG, _SHORT, chance.choice([1, 6])), (0x201, _LONG, 9)]
+            contents = encoded(photo(8, 8), directories(order, entries, behind))
+            found = PIL.Image.open(io.BytesIO(contents)).getexif().get(_TAG, 1)
+            with self.subTest(order=order, entries=entries, behind=behind):
+                self.assertEqual(exif.orientation_of(contents), found)
+                if is_sorted and found == 1 and _TAG in chosen:
+                    self.assertFalse(exif.may_be_turned(contents))
 
     @parameterized.parameters("PNG", "GIF", "BMP")
     def test_other_formats_stay_as_they_are(self, kind):

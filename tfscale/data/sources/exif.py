@@ -11,33 +11,53 @@ eight orientations in the EXIF of the JPEG file. To show the photo upright:
 
 import tensorflow as tf
 
-from tfscale._internals import attributes
-
 # A segment of a JPEG file (JEITA CP-3451C, 4.5 and 4.6) has its marker, two
 # bytes of its length, and `_EXIF` before the tags. It is the first segment, or
 # comes after one of 18 bytes (JFIF).
 _START_OF_IMAGE, _MARKER, _EXIF = b"\xff\xd8", b"\xff\xe1", b"Exif\0\0"
-_BEGINNING = 64
-_HAS_EXIF = r"\C{6,54}Exif\x00\x00\C*"
 _TAG, _SHORT, _BYTES_PER_TAG = 274, 3, 12
+# Patterns of `re2` for the first bytes of a file: one that has EXIF, and one
+# whose orientation is 1. Tags are sorted; those before it are less than 274
+# (little-endian, then big-endian). `re2` reads UTF-8, so a byte above 127 can
+# only be any byte: `\C`.
+_BEGINNING = 1024
+_HAS_EXIF = r"\C{6,54}Exif\x00\x00"
+_UPRIGHT = (
+    rf"{_HAS_EXIF}(?:"
+    r"II\*\x00\x08\x00\x00\x00\C\C"
+    r"(?:(?:\C\x00|[\x00-\x11]\x01)\C{10})*"
+    r"\x12\x01\x03\x00\x01\x00\x00\x00\x01\x00"
+    r"|"
+    r"MM\x00\*\x00\x00\x00\x08\C\C"
+    r"(?:(?:\x00\C|\x01[\x00-\x11])\C{10})*"
+    r"\x01\x12\x00\x03\x00\x00\x00\x01\x00\x01)"
+)
 _ROWS_REVERSED, _COLUMNS_REVERSED = (3, 4, 7, 8), (2, 3, 6, 7)
+
+
+def may_be_turned(contents: tf.Tensor, others: str = "") -> tf.Tensor:
+    """Whether EXIF may have an orientation but 1; a boolean scalar.
+
+    Few operations, as each costs microseconds, and a small photo takes 1 ms.
+    It is also true for files that begin with the pattern `others` of `re2`.
+    """
+    beginning = tf.strings.substr(contents, 0, _BEGINNING)
+    found = f"{others}|{_HAS_EXIF}" if others else _HAS_EXIF
+    return tf.not_equal(
+        *(
+            tf.strings.regex_full_match(beginning, rf"(?:{pattern})\C*")
+            for pattern in (found, _UPRIGHT)
+        )
+    )
 
 
 def orientation_of(contents: tf.Tensor) -> tf.Tensor:
     """The orientation of an image file, from 1 to 8, by default 1."""
-    # A Python string would be traced anew each time.
-    contents = tf.convert_to_tensor(contents)
-    return tf.cond(has_exif(contents), lambda: _of_exif(contents), lambda: 1)
+    return tf.cond(
+        may_be_turned(contents), lambda: _of_exif(contents), lambda: 1
+    )
 
 
-def has_exif(contents: tf.Tensor) -> tf.Tensor:
-    """Whether a file may have EXIF with an orientation; a boolean scalar."""
-    beginning = tf.strings.substr(contents, 0, _BEGINNING)
-    return tf.strings.regex_full_match(beginning, _HAS_EXIF)
-
-
-# Inlined, its operations would cost time for every file.
-@tf.function(autograph=False, experimental_attributes=attributes.NOT_INLINED)
 def _of_exif(contents):
     pieces = tf.strings.split([contents], _EXIF, maxsplit=1).flat_values
     before, tags = pieces[0], pieces[1]
@@ -74,13 +94,6 @@ def _of_exif(contents):
 
 def upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """An image `(height, width, channels)` as it is to be shown."""
-    return tf.cond(
-        orientation > 1, lambda: _turned(image, orientation), lambda: image
-    )
-
-
-@tf.function(autograph=False, experimental_attributes=attributes.NOT_INLINED)
-def _turned(image, orientation):
     image = tf.cond(
         orientation > 4,
         lambda: tf.transpose(image, [1, 0, 2]),
@@ -90,7 +103,10 @@ def _turned(image, orientation):
 
 
 def shown_shape(shape: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """The `(height, width, channels)` of a stored image when it is upright."""
+    """The `(height, width, channels)` of a stored image when it is upright.
+
+    And the other way around: that of the stored image.
+    """
     return tf.where(orientation > 4, tf.gather(shape, [1, 0, 2]), shape)
 
 

@@ -15,6 +15,8 @@ from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import check_on_damage
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+# How files begin whose channels TensorFlow does not convert.
+_CONVERTED = "GIF|BM|RIFF"
 
 
 def image_folder(
@@ -74,6 +76,9 @@ def image_folder(
             f"image_size={image_size!r} with decode={decode!r}. Give the size "
             "to `decode_random_crop`."
         )
+    if image_size is not None:
+        height, width = image_size
+        image_size = int(height), int(width)
     directory = os.fspath(directory)
     if class_names is None:
         class_names = _subfolders(directory)
@@ -151,38 +156,54 @@ def _images(folder):
     return sorted(files)
 
 
-def decode_image(contents: tf.Tensor, num_channels: int) -> tf.Tensor:
-    """An upright image as uint8 of shape `(height, width, num_channels)`.
+def decode_image(
+    contents: tf.Tensor,
+    num_channels: int,
+    size: tuple[int, int] | None = None,
+) -> tf.Tensor:
+    """An upright image `(height, width, num_channels)`.
 
-    TensorFlow converts channels of JPEG and PNG only, and none to alpha.
+    It is uint8, or float32 of a `size` (bilinear). TensorFlow converts
+    channels of JPEG and PNG only, and none to alpha.
     """
     contents = tf.convert_to_tensor(contents)  # else each is traced anew
-    start = tf.strings.substr(contents, 0, 2)
-    known = tf.reduce_any(tf.equal(start, [b"\x89P", b"\xff\xd8"]))
-    known &= num_channels != 4
-    image = tf.cond(
-        known & ~exif.has_exif(contents),
-        lambda: _plain(contents, num_channels % 4),
-        lambda: _upright(contents, known, num_channels),
-    )
-    return tf.ensure_shape(image, [None, None, num_channels])
+    if num_channels == 4:
+        image = _upright(contents, num_channels, size)
+    else:
+        image = tf.cond(
+            exif.may_be_turned(contents, _CONVERTED),
+            lambda: _upright(contents, num_channels, size),
+            lambda: _resized(_plain(contents, num_channels), size),
+        )
+    return tf.ensure_shape(image, [*(size or (None, None)), num_channels])
 
 
 def _plain(contents, num_channels):
-    """An image as TensorFlow decodes it; 0 channels are those of the file."""
+    """An image as TensorFlow decodes it."""
     return tf.io.decode_image(contents, num_channels, expand_animations=False)
 
 
-# Inlined, its operations would cost every JPEG file 0.1 ms.
+def _resized(image, size):
+    return image if size is None else tf.image.resize(image, size)
+
+
+# Inlined, its operations would cost time for every file.
 @tf.function(autograph=False, experimental_attributes=attributes.NOT_INLINED)
-def _upright(contents, known, num_channels):
+def _upright(contents, num_channels, size):
     """An image that is converted, or turned."""
-    image = tf.cond(
-        known,
-        lambda: _plain(contents, num_channels % 4),
-        lambda: _converted(contents, num_channels),
-    )
-    return exif.upright(image, exif.orientation_of(contents))
+    if num_channels == 4:
+        image = _converted(contents, num_channels)
+    else:
+        image = tf.cond(
+            tf.strings.regex_full_match(contents, rf"(?:{_CONVERTED})\C*"),
+            lambda: _converted(contents, num_channels),
+            lambda: _plain(contents, num_channels),
+        )
+    orientation = exif.orientation_of(contents)
+    if size is not None:  # fewer pixels are turned
+        stored = exif.shown_shape([*size, num_channels], orientation)
+        image = _resized(image, stored[:2])
+    return exif.upright(image, orientation)
 
 
 def _converted(contents, num_channels):
@@ -212,7 +233,7 @@ def _is_jpeg(contents):
     return tf.reduce_all(tf.equal(ends, [b"\xff\xd8", b"\xff\xd9"]))
 
 
-def _decoded(contents, num_channels):
+def _decoded(contents, num_channels, size=None):
     """The image, or an image of height 0 if the file is damaged.
 
     The error of the decoder does not name the file. A dataset can ignore
@@ -220,9 +241,10 @@ def _decoded(contents, num_channels):
     """
     image = single_device.map_on_host(
         tf.data.Dataset.from_tensors(contents),
-        lambda contents: decode_image(contents, num_channels),
+        lambda contents: decode_image(contents, num_channels, size),
     ).ignore_errors()
-    none = tf.zeros([0, 0, num_channels], tf.uint8)
+    dtype = image.element_spec.dtype
+    none = tf.zeros([0, *(size or (0,))[1:], num_channels], dtype)
     image = image.concatenate(tf.data.Dataset.from_tensors(none)).take(1)
     return image.get_single_element()
 
@@ -230,17 +252,17 @@ def _decoded(contents, num_channels):
 def _decoders(size, num_channels):
     """A decoder whose errors name the file, and a quick one."""
 
-    def resized(image):
-        return image if size is None else tf.image.resize(image, size)
-
     def decode(contents, label, path):
-        image = _decoded(contents, num_channels)
+        image = _decoded(contents, num_channels, size)
         with tf.control_dependencies([_check_decoded(tf.size(image), path)]):
-            return resized(tf.identity(image)), label
+            image = tf.identity(image)
+        return tf.ensure_shape(
+            image, [*(size or (None, None)), num_channels]
+        ), label
 
     def quick_decode(contents, label, path):
         del path
-        return resized(decode_image(contents, num_channels)), label
+        return decode_image(contents, num_channels, size), label
 
     return decode, quick_decode
 
