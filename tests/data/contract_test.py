@@ -247,7 +247,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (8,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "drop"), (1, 37)),
     )
-    @pytest.mark.crossing(every=20)
+    @pytest.mark.crossing(every=27)
     def test_each_record_once_an_epoch(self, name, remainder, batch_size):
         pipeline = _pipeline(name, batch_size=batch_size, remainder=remainder)
         first, second = _batches(pipeline), _batches(pipeline)
@@ -277,7 +277,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (2,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "pad"), (4,)),
     )
-    @pytest.mark.crossing(every=40)
+    @pytest.mark.crossing(every=80)
     def test_same_order_at_any_number_of_workers(
         self, name, remainder, workers
     ):
@@ -324,7 +324,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         *itertools.product(SOURCES, ("keep", "drop", "pad"))
     )
-    @pytest.mark.crossing(every=20)
+    @pytest.mark.crossing(every=30)
     def test_resume_at_every_batch_is_the_uninterrupted_rest(
         self, name, remainder
     ):

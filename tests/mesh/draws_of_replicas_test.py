@@ -122,7 +122,7 @@ class DrawsOfReplicasTest(parameterized.TestCase):
         self.assertLen({mask for step in found for mask in step}, 2 * ROWS)
 
     @parameterized.parameters(dict(accumulated=2), {}, dict(microbatches=2))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_the_first_replica_has_those_of_one_device(self, **options):
         alone = masks(rows=ROWS // 2, **options)
         found = masks(data=2, **options)

@@ -166,7 +166,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
     @parameterized.product(
         is_direct=[True, False], microbatches=[1, 2], run_eagerly=[False, True]
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_a_step_may_log_its_loss(
         self, is_direct, microbatches, run_eagerly
     ):

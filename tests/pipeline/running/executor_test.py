@@ -92,7 +92,7 @@ class UserSchedulesTest(parameterized.TestCase):
         ("zero_bubble_again", zb_h1(3, 4), True),
         ("some_weights_apart", SOME_WEIGHTS_APART, False),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_three_steps(self, schedule, recompute):
         cuts = ["b", "c", "d"][: schedule.num_stages - 1]
         many = same_numbers.on_mesh(
