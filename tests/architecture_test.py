@@ -104,7 +104,6 @@ CHANGED_OF_KERAS = {
     ),
     ("tfscale/_internals/attributes.py", "component._unique_id"),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
-    ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
     ("tfscale/adapters/epochs.py", "in_place.put of epochs"),
     ("tfscale/adapters/cached_activations.py", "in_place.put of prefix"),
     ("tfscale/adapters/cached_activations.py", "in_place.put of suffix"),

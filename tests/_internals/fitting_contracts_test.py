@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import random
 import types
 
@@ -295,14 +294,13 @@ class FitTest(tf.test.TestCase):
         self.assertEqual(epochs, [2, True])
         self.assertIsNone(fitting.validation_epochs(model))
 
-    @holds("Model.distribute_strategy", "_distribute_strategy")
     def test_under_a_strategy_keras_looks_at_a_batch_before_it_evaluates(self):
         made = []
 
         class Dataset(tf.data.Dataset):
             def __init__(self, dataset):
                 self._dataset = dataset
-                super().__init__(datasets.variant_of(dataset))
+                super().__init__(tf.data.experimental.to_variant(dataset))
 
             def _inputs(self):
                 return [self._dataset]
@@ -419,67 +417,6 @@ class FitTest(tf.test.TestCase):
         self.assertIsNone(attributes.global_generator())
         generator = tf.random.get_global_generator()
         self.assertIs(attributes.global_generator(), generator)
-
-
-class CallbacksTest(tf.test.TestCase):
-    @holds("Progbar.__init__", "_start", "_time_after_first_step")
-    def test_a_bar_reckons_from_its_first_step(self):
-        bar = keras.utils.Progbar(10, verbose=0)
-        bar._start -= 100.0
-        bar._time_after_first_step = bar._start
-        self.assertAllClose(
-            bar._estimate_step_duration(5, bar._start + 8.0), 2.0
-        )
-        bar._time_after_first_step = None
-        self.assertAllClose(
-            bar._estimate_step_duration(5, bar._start + 10.0), 2.0
-        )
-
-    @holds(
-        "ModelCheckpoint.__init__",
-        "_batches_seen_since_last_saving",
-        "_last_batch_seen",
-    )
-    def test_a_checkpoint_is_due_by_its_counters(self):
-        path = os.path.join(self.get_temp_dir(), "{epoch}.weights.h5")
-        callback = keras.callbacks.ModelCheckpoint(
-            path, save_weights_only=True, save_freq=3
-        )
-        callback.set_model(compiled())
-        callback.on_epoch_begin(4)
-        callback._last_batch_seen = 1
-        callback._batches_seen_since_last_saving = 2
-        callback.on_train_batch_end(2, {})
-        self.assertTrue(os.path.exists(path.format(epoch=5)))
-        self.assertEqual(
-            [getattr(callback, n) for n in fitting.MODEL_CHECKPOINT_COUNTERS],
-            [0, 2],
-        )
-
-    @holds("SwapEMAWeights.__init__", "_ema_weights_in_model")
-    def test_who_has_the_averages_is_known(self):
-        model = compiled()
-        model.compile(keras.optimizers.SGD(use_ema=True), "mse")
-        model.optimizer.build(model.trainable_variables)
-        callback = keras.callbacks.SwapEMAWeights()
-        callback.set_model(model)
-        (name,) = fitting.SWAP_EMA_STATE
-        self.assertFalse(getattr(callback, name))
-        callback.on_test_begin()
-        self.assertTrue(getattr(callback, name))
-
-    @holds("TensorBoard.__init__", "_global_train_batch", "_global_test_batch")
-    def test_tensorboard_counts_its_steps(self):
-        callback = keras.callbacks.TensorBoard(self.get_temp_dir())
-        self.assertEqual(
-            [getattr(callback, n) for n in fitting.TENSORBOARD_STEPS], [0] * 2
-        )
-        callback.on_train_batch_begin(0)
-        callback.on_test_batch_begin(0)
-        self.assertEqual(
-            [getattr(callback, n) for n in fitting.TENSORBOARD_STEPS],
-            [1, 1],
-        )
 
 
 if __name__ == "__main__":

@@ -382,21 +382,18 @@ class DatasetTest(tf.test.TestCase):
             self.assertIn(7, seven)
             self.assertEqual(dataset_graph.batch_sizes(made(6)), six)
 
-    @holds(
-        "DatasetV2", "_inputs", "_variant_tensor", "_functions", "_common_args"
-    )
+    @holds("DatasetV2", "_inputs", "_functions", "_common_args")
     @holds("DatasetV2._metadata", "_name")
     @holds("structured_function", "StructuredFunctionWrapper")
     def test_a_dataset_is_an_operation_with_inputs_and_functions(self):
         numbers = tf.data.Dataset.range(3)
         doubled = numbers.map(lambda x: x * 2, name="doubling")
         self.assertEqual(datasets.inputs_of(doubled), [numbers])
-        self.assertEqual(datasets.variant_of(doubled).dtype, tf.variant)
 
         class Same(tf.data.Dataset):
             def __init__(self, dataset):
                 self.dataset = dataset
-                super().__init__(datasets.variant_of(dataset))
+                super().__init__(tf.data.experimental.to_variant(dataset))
 
             def _inputs(self):
                 return [self.dataset]
@@ -423,7 +420,7 @@ class DatasetTest(tf.test.TestCase):
                 tf.data.Dataset.__init__(
                     self,
                     tf.raw_ops.MapDataset(
-                        input_dataset=datasets.variant_of(dataset),
+                        input_dataset=tf.data.experimental.to_variant(dataset),
                         other_arguments=[],
                         f=self.function.function,
                         **self._common_args,

@@ -29,7 +29,6 @@ LOWERED = "_lower_using_switch_merge"
 NOT_INLINED = {symbols.NO_INLINE: True}
 
 _STATELESS_SCOPE = "stateless_scope"
-_OLD_FORMAT = "use_legacy_config"
 
 
 def name_scope_callers() -> list[Any]:
@@ -84,11 +83,6 @@ def predicting_model(function: Any) -> keras.Model | None:
 def obj_type(model: keras.Model) -> str:
     """How Keras finds the attributes of a model to save."""
     return model._obj_type()
-
-
-def writes_old_format() -> bool:
-    """Whether Keras asks for configurations for an HDF5 file."""
-    return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))
 
 
 def put_key_value(key: str, value: str) -> None:
@@ -273,11 +267,6 @@ def make_value_anew(variable: keras.Variable, value: Any) -> None:
 
 def _components(variable):
     return getattr(variable, "values", (variable,))
-
-
-def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-    """A value of a variable in the dtype that layers compute with."""
-    return variable._maybe_autocast(value)
 
 
 # --- losses and optimizers ------------------------------------------------

@@ -15,10 +15,6 @@ from tfscale._internals.symbols import InputWorkers
 _NUMBERS = (tf.int64, tf.bool)
 
 
-def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    return dataset._variant_tensor
-
-
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return dataset._inputs()
 

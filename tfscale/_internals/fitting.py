@@ -16,14 +16,6 @@ from tfscale._internals.symbols import DistributedDataset
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import PerReplicaSpec
 
-# Private state that callbacks of Keras keep for later steps.
-MODEL_CHECKPOINT_COUNTERS = (
-    "_batches_seen_since_last_saving",
-    "_last_batch_seen",
-)
-SWAP_EMA_STATE = ("_ema_weights_in_model",)
-TENSORBOARD_STEPS = ("_global_train_batch", "_global_test_batch")
-
 
 def running_fit(
     model: keras.Model,
@@ -133,8 +125,10 @@ def give_data(
     )
     epochs._epoch_iterator = begun
     callbacks.set_params({**callbacks.params, "steps": epochs.num_batches})
-    for bar in _bars(callbacks):
-        bar.target = epochs.num_batches
+    for callback in callbacks.callbacks:
+        bar = getattr(callback, "progbar", None)
+        if isinstance(bar, keras.utils.Progbar):
+            bar.target = epochs.num_batches
 
 
 def shuffles_arrays(epochs: EpochIterator) -> bool:
@@ -202,7 +196,8 @@ def probes_data(model: keras.Model, epochs: EpochIterator) -> bool:
     """
     method = model.__class__._maybe_symbolic_build
     is_overridden = method is not keras.Model._maybe_symbolic_build
-    has_strategy = model._distribute_strategy is not None
+    with model.distribute_strategy.scope():
+        has_strategy = tf.distribute.has_strategy()
     return has_strategy and is_probed(epochs) and not is_overridden
 
 
@@ -222,18 +217,3 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
 def build(model: keras.Model, element_spec: Any) -> None:
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=element_spec)
-
-
-def count_time_from(
-    callbacks: keras.callbacks.CallbackList, steps: int, seconds_per_step: float
-) -> None:
-    """Lets the progress bar count steps of an earlier process."""
-    for bar in _bars(callbacks):
-        before = max(steps - 1, 0) * seconds_per_step
-        bar._time_after_first_step = bar._start - before
-        bar._start -= steps * seconds_per_step
-
-
-def _bars(callbacks):
-    bars = (getattr(each, "progbar", None) for each in callbacks.callbacks)
-    return [bar for bar in bars if isinstance(bar, keras.utils.Progbar)]

@@ -23,8 +23,6 @@ backend.common.stateless_scope.StatelessScope.__enter__
     stateless_scope: key of the scope in which variables are made late
 utils.naming.uniquify
     object_name_uids: how often a name was given, in each thread
-legacy.saving.saving_options.keras_option_scope
-    use_legacy_config: key of what is set while HDF5 files are written
 # --- layers and models
 layers.layer.Layer.__init__
     _losses: what ranks noted down, each for itself
@@ -54,8 +52,6 @@ saving.keras_saveable.KerasSaveable
 # --- variables
 backend.common.variables.Variable.__init__
     _value: how a variable is sharded, also where tensors stand for it
-backend.common.variables.Variable
-    _maybe_autocast: a shard in the dtype to compute with
 # --- training
 models.model.Model.compile
     _compile_config: a compiled model that is wrapped stays compiled
@@ -73,8 +69,6 @@ models.model.Model._make_function
     one_step_on_data: the function that a step is traced to
 models.model.Model.make_predict_function
     one_step_on_data: what replicas run to predict, and its model
-models.model.Model.distribute_strategy
-    _distribute_strategy: under one, Keras draws a batch to build
 metrics.reduction_metrics.MeanMetricWrapper.__init__
     _fn: what a function of a part of a batch returns counts by rows
     _fn_kwargs: its arguments
@@ -145,14 +139,5 @@ trainers.data_adapters.array_data_adapter.ArrayDataAdapter.__init__
     _shuffle: without a seed a run cannot go on with the same data
 random.seed_generator
     GLOBAL_SEED_GENERATOR: whether it is there, which it is once used
-utils.progbar.Progbar.__init__
-    _start, _time_after_first_step: a bar that goes on counts the steps before
-# --- what callbacks keep
-callbacks.model_checkpoint.ModelCheckpoint.__init__
-    _batches_seen_since_last_saving, _last_batch_seen: kept in a backup
-callbacks.swap_ema_weights.SwapEMAWeights.__init__
-    _ema_weights_in_model: kept in a backup
-callbacks.tensorboard.TensorBoard.__init__
-    _global_train_batch, _global_test_batch: kept in a backup
 """
 KERAS += releases.KERAS

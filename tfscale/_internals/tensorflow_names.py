@@ -30,7 +30,6 @@ python.distribute.mirrored_strategy.MirroredExtended._initialize_single_worker
     _devices: a device for each thread
 python.distribute.distribute_lib.StrategyExtendedV2
     _batch_gather_to, _gather_to: each value by itself: ranks count once
-    _container_strategy: the strategy of an extended
     _local_results: a value of each replica
 python.distribute.distribute_utils
     regroup: what each replica has, as one value
@@ -142,7 +141,6 @@ python.data.ops.dataset_ops.DatasetV2
     _common_args: what every operation of a dataset takes
     _functions: the functions of a dataset, which tf.data looks at
     _inputs: the datasets that one is made of
-    _variant_tensor: a dataset made of the same operation
 python.data.ops.shuffle_op._ShuffleDataset.__init__
     _buffer_size: whether a shuffle's buffer fits the memory
     _reshuffle_each_iteration: whether each iteration has an order

@@ -67,7 +67,7 @@ class Run:
 
     def __post_init__(self, fit: Fit) -> None:
         self._writer = Writer()
-        self._epochs, self._callbacks = fit.epochs, fit.callbacks
+        self._epochs = fit.epochs
         self._saved_callbacks = [
             callback
             for callback in fit.callbacks.callbacks
@@ -250,8 +250,6 @@ class Run:
                 name: value if np.ndim(value) else float(value)
                 for name, value in results.items()
             }
-            seconds = backup.state["seconds_per_step"]
-            fitting.count_time_from(self._callbacks, self._step, seconds)
         return self._step
 
     def skip(self, iterator: Any) -> None:
@@ -335,7 +333,6 @@ class Run:
             "data_position": self._data.state(),
             "order": self._data.order(),
             "validation": validation,
-            "seconds_per_step": self._report.seconds_per_step,
             "random": random_states.random_states(),
             "callback_states": [*map(callback_states.state_of, callbacks)],
             "report": self._report.state,

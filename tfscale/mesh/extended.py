@@ -52,6 +52,7 @@ class MeshExtended(symbols.MirroredExtended):
     """
 
     def __init__(self, strategy, config: MeshConfig):
+        self._strategy = weakref.ref(strategy)
         self.config = config
         self.layouts = config.layouts
         self.num_replicas = config.num_replicas
@@ -97,7 +98,7 @@ class MeshExtended(symbols.MirroredExtended):
                 f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
             )
         self._inputs = MeshInputs(
-            self._container_strategy(),
+            self._strategy(),
             host,
             self._devices,
             self._first_ranks,
@@ -188,7 +189,7 @@ class MeshExtended(symbols.MirroredExtended):
             # A single device: the state of a numpy dataset and the like.
             return super()._create_variable(next_creator, **kwargs)
         return self.variable_creator.create(
-            self._container_strategy(), next_creator, **kwargs
+            self._strategy(), next_creator, **kwargs
         )
 
     def _call_for_each_replica(self, fn, args, kwargs):
@@ -202,7 +203,7 @@ class MeshExtended(symbols.MirroredExtended):
             if model is not None and (
                 self.workers is None or self.workers.index == 0
             ):
-                tell_if_long(model, self._container_strategy().mesh)
+                tell_if_long(model, self._strategy().mesh)
         logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
             adapt_model(model)
@@ -223,7 +224,7 @@ class MeshExtended(symbols.MirroredExtended):
         is_divided = any(map(is_of_threads, tf.nest.flatten((args, kwargs))))
         if not is_divided and attributes.predicting_model(fn) is not None:
             check_one_process(
-                self._container_strategy(),
+                self._strategy(),
                 "`predict_on_batch`, whose rows belong to no known replica,",
                 "Call `model.predict(x, batch_size=len(x))` in all workers.",
             )
@@ -245,12 +246,12 @@ class MeshExtended(symbols.MirroredExtended):
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
-        fn = on_thread(fn, self._container_strategy())
+        fn = on_thread(fn, self._strategy())
         return super()._call_for_each_replica(fn, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
-        fn = on_thread(fn, self._container_strategy(), are_ranks=True)
+        fn = on_thread(fn, self._strategy(), are_ranks=True)
         with rank_state.within(devices=tuple(devices)):
             return super()._call_for_each_replica(fn, args, kwargs or {})
 

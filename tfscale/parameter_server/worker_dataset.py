@@ -18,7 +18,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import datasets
 
 
 class PerWorkerDataset(tf.data.Dataset):
@@ -41,7 +40,7 @@ class PerWorkerDataset(tf.data.Dataset):
                     "A function of data for workers must return a "
                     f"`tf.data.Dataset`. Received: {type(dataset).__name__}."
                 )
-        super().__init__(datasets.variant_of(self.by_worker[0]))
+        super().__init__(tf.data.experimental.to_variant(self.by_worker[0]))
 
     def _inputs(self):
         return [self.by_worker[0]]

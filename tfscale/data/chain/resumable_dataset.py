@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale._internals import datasets
 from tfscale.data.chain import chain
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.order.epoch_plan import with_batch_size
@@ -43,7 +42,7 @@ class ResumableDataset(tf.data.Dataset):
         self._dataset = dataset
         self.recipe = recipe
         self.position = position
-        super().__init__(datasets.variant_of(dataset))
+        super().__init__(tf.data.experimental.to_variant(dataset))
 
     def _inputs(self):
         return [self._dataset]

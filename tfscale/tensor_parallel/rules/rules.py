@@ -20,7 +20,6 @@ import abc
 
 import tensorflow as tf
 
-from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale._internals import layers
 from tfscale.collectives import rank_collectives
@@ -151,7 +150,7 @@ def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
     given = rank_state.current().given_shards
     if id(variable) in given:
-        return attributes.autocast(variable, given[id(variable)])
+        return tf.cast(given[id(variable)], variable.dtype)
     with rank_collectives.local_shards():
         return tf.convert_to_tensor(variable)
 
