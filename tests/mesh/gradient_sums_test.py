@@ -152,35 +152,40 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         found = same_numbers.on_zero(job(partly), 2, zero_stage=0)
         same_numbers.assert_same(self, one_device(partly), found)
 
-    def test_has_them_in_a_loop_by_hand(self):
-        def train(strategy, scale):
+    def test_in_a_loop_by_hand_replicas_run_the_step_of_a_model(self):
+        def train(data):
             same_numbers.reset()
+            strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=data))
             with strategy.scope():
-                model = optimizer_test.mlp()
-                optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-
-            @tf.function
-            def train_step():
-                strategy.run(step)
-
-            def step():
-                variables = model.trainable_variables
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean(model(DATA["x"]) ** 2) * scale
-                gradients = tape.gradient(loss, variables)
-                gradients = tfscale.sum_gradients(gradients, variables)
-                gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
-                optimizer.apply(gradients, variables)
-
-            for _ in range(2):
-                train_step()
+                model = model_of(clipped)
+                model.compile("sgd", "mse")
+            batches = tf.data.Dataset.from_tensors((DATA["x"], DATA["y"]))
+            batches = strategy.experimental_distribute_dataset(
+                batches.unbatch().batch(8)
+            )
+            step = tf.function(lambda b: strategy.run(model.train_step, (b,)))
+            for batch in batches:
+                step(batch)
             return model.get_weights()
 
-        def strategy(data):
-            return tfscale.MeshStrategy(tfscale.device_mesh(data=data))
+        self.assertAllClose(train(2), train(1), rtol=1e-5, atol=1e-6)
 
-        expected, found = train(strategy(1), 1.0), train(strategy(2), 0.5)
-        self.assertAllClose(found, expected, rtol=1e-5, atol=1e-6)
+    def test_is_refused_in_a_function_that_is_no_step_of_a_model(self):
+        # What an optimizer sums once more would be too large, silently.
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+        with strategy.scope():
+            model = optimizer_test.mlp()
+
+        def step():
+            variables = model.trainable_variables
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(DATA["x"]) ** 2)
+            tfscale.sum_gradients(tape.gradient(loss, variables), variables)
+
+        with self.assertRaisesRegex(
+            ValueError, "strategy.run.model.train_step"
+        ):
+            strategy.run(step)
 
     def test_is_refused_in_microbatches(self):
         model = model_of(clipped)

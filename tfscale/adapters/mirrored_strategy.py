@@ -43,6 +43,12 @@ class MeshReplicaContext(in_place.Mixin):
 
     kept: Any
 
+    @property
+    def replica_id_in_sync_group(self):
+        """See `tf.distribute.ReplicaContext`; the same for all model ranks."""
+        thread = int(tf.get_static_value(super().replica_id_in_sync_group))
+        return tf.constant(thread // self.strategy.extended.num_model_ranks)
+
     def merge_call(self, merge_fn, args=(), kwargs=None):
         """See `tf.distribute.ReplicaContext`."""
         with self.kept():

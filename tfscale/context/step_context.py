@@ -28,8 +28,6 @@ class Step:
         gradient_capture: The `GradientCapture` of a microbatch, or None.
         update: The current `Update`, or None: of an optimizer that applies
             summed gradients, or of weights that are loaded on trial.
-        summed: Ids of variables whose gradients `sum_gradients` has summed, in
-            a function that is no step of a model.
         ranks: How layers use variables on model ranks, a `RankState`, or None.
     """
 
@@ -37,7 +35,6 @@ class Step:
     moments: Any = None
     gradient_capture: Any = None
     update: "Update | None" = None
-    summed: set[int] | None = None
     ranks: Any = None
 
     @property

@@ -26,7 +26,6 @@ from tfscale.mesh.first_step import tell_if_long
 from tfscale.mesh.inputs.mesh_inputs import MeshInputs
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.rank_calls import RankCalls
-from tfscale.mesh.rank_calls import Replica
 from tfscale.mesh.rank_calls import on_thread
 from tfscale.mesh.replica_checks import check
 from tfscale.mesh.replica_checks import check_in_scope
@@ -134,16 +133,15 @@ class MeshExtended(symbols.MirroredExtended):
         num_workers = 1 if self.workers is None else self.workers.count
         return self.num_replicas * num_workers
 
+    # TensorFlow picks components of values by thread, of which each model rank
+    # has one; users are told the replica, see `MeshReplicaContext`.
+
     def _get_replica_id_in_sync_group(self, replica_id):
-        replicas_before = 0
-        if self.workers is not None:
-            replicas_before = self.workers.index * self.num_replicas
-        replica = Replica(replicas_before + replica_id // self.num_model_ranks)
-        replica.thread = replica_id
-        return replica
+        index = 0 if self.workers is None else self.workers.index
+        return index * len(self._devices) + replica_id
 
     def _get_local_replica_id(self, replica_id_in_sync_group):
-        return replica_id_in_sync_group.thread
+        return replica_id_in_sync_group % len(self._devices)
 
     def replica_and_rank(self) -> tuple[int, int]:
         """Replica and model rank of this thread; in replica context."""

@@ -26,8 +26,7 @@ def sum_weighed(extended: Any, gradients, variables) -> list:
     `sum_gradients` has returned them, or they are made of these. Such a sum is
     unchanged by one that counts by rows.
     """
-    step = step_context.current()
-    shard, summed = step.batch_shard, step.summed or set()
+    shard = step_context.current().batch_shard
     found = list(gradients)
     for i, (gradient, variable) in enumerate(zip(gradients, variables)):
         is_whole = _is_whole(gradient, variable)
@@ -41,9 +40,6 @@ def sum_weighed(extended: Any, gradients, variables) -> list:
             )
         if shard is not None:
             gradient = shard.weigh(gradient)
-        elif id(variable) in summed:
-            gradient = tf.convert_to_tensor(gradient)
-            gradient /= tf.cast(extended.num_all_replicas, gradient.dtype)
         found[i] = gradient
     return sum_over_replicas(extended, found, variables)
 

@@ -25,8 +25,8 @@ def sum_gradients(
     the same on all replicas: made of sums, variables and constants.
 
     On one device it only sums the rows of lookups, so that the same step trains
-    there. All replicas have to call it, in replica context, outside of branches
-    and loops.
+    there. All replicas have to call it, in a step of a compiled model, outside
+    of branches and loops.
 
     Args:
         gradients: For each variable a tensor, `tf.IndexedSlices` or None, of
@@ -39,8 +39,8 @@ def sum_gradients(
 
     Raises:
         ValueError: If there is no sum yet, in a microbatch of
-            `GradientAccumulation`; if it is called outside of replicas, or for
-            variables made outside of the scope.
+            `GradientAccumulation`; if it is called outside of a step that
+            replicas run, or for variables made outside of the scope.
         TypeError: If another strategy than a `MeshStrategy` has replicas.
 
     Example: clipping by hand.
@@ -87,10 +87,15 @@ def sum_gradients(
             "whose optimizers would sum them once more. Use a MeshStrategy."
         )
     extended.replica_and_rank()  # an error outside of replicas
+    step = step_context.current()
+    if extended.has_several_replicas and step.batch_shard is None:
+        raise ValueError(
+            "Sums of gradients count by the rows of a batch, which are known "
+            "in a step of a compiled model. Received: `sum_gradients` in "
+            "another function. Put it into `train_step`, and call "
+            "`strategy.run(model.train_step, args=(batch,))`."
+        )
     sums = gradient_reduction.sum_weighed(extended, gradients, variables)
-    summed = step_context.current().summed
-    if summed is not None:
-        summed.update(map(id, variables))
     return list(map(_dense, _whole(sums, variables, extended)))
 
 

@@ -18,21 +18,10 @@ from tfscale.adapters.mirrored_strategy import adapt_replica_context
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
 from tfscale.context import rank_state
-from tfscale.context import step_context
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
-
-
-class Replica(int):
-    """The number of a replica, with the index of its thread.
-
-    TensorFlow picks the components of values by thread; users are told the
-    replica, which is the same for all of its model ranks.
-    """
-
-    thread: int
 
 
 class RankCalls:
@@ -104,11 +93,7 @@ def on_thread(
         context = tf.distribute.get_replica_context()
         adapt_replica_context(context, layer_losses.kept)
         graph = tf.compat.v1.get_default_graph() if are_ranks else None
-        with (
-            seeded(),
-            rank_state.within(graph=graph),
-            step_context.within(summed=set()),
-        ):
+        with seeded(), rank_state.within(graph=graph):
             return fn(*args, **kwargs)
 
     return call
