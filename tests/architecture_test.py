@@ -94,7 +94,7 @@ _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 CHANGED_OF_KERAS = {
     ("tfscale/_internals/releases.py", "setattr of adapter"),
     ("tfscale/_internals/attributes.py", "variable._value"),
-    ("tfscale/adapters/loss.py", "in_place.put of compile_loss"),
+    ("tfscale/adapters/model.py", "in_place.put of compile_loss"),
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
     ("tfscale/adapters/compiled_model.py", "in_place.put of model"),
     ("tfscale/adapters/model.py", "in_place.put of model"),

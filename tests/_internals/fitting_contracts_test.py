@@ -17,7 +17,7 @@ from tfscale._internals import releases
 from tfscale._internals import stack
 from tfscale._internals import symbols
 from tfscale.adapters import py_dataset
-from tfscale.adapters.epochs import watch
+from tfscale.adapters.epochs import follow
 
 # Names that Keras 3.15 has not.
 NEW = () if releases.IS_3_15 else ("_epoch",)
@@ -94,7 +94,7 @@ class FitTest(tf.test.TestCase):
                 calls.append(step)
 
         def look(epochs, callbacks):
-            watch(epochs, Watcher())
+            follow(epochs, watcher=Watcher())
             return epochs
 
         found_in_fit(look, batch_size=2, shuffle=False)
@@ -148,7 +148,7 @@ class FitTest(tf.test.TestCase):
         def look(*found):
             nonlocal running
             running = found
-            watch(found[0], Watcher())
+            follow(found[0], watcher=Watcher())
             return found
 
         running = ()
@@ -260,7 +260,7 @@ class FitTest(tf.test.TestCase):
             plain = [read(), read()]
             py_dataset.keep_order(epochs)
             random.seed(4)
-            py_dataset.set_epoch_of_order(epochs, 0)
+            releases.set_epoch_of_order(epochs.data_adapter, 0)
             for rows in plain:
                 self.assertEqual(read(), rows)
                 self.assertEqual(py_dataset.order_of(epochs, True), rows)

@@ -153,13 +153,8 @@ def element_spec_of(epochs: EpochIterator) -> Any:
             return spec._value_specs[0]
         return spec
 
-    spec = tf.nest.map_structure(of_one, distributed_spec_of(epochs))
-    return datasets.spec_of_batch(spec)
-
-
-def distributed_spec_of(epochs: EpochIterator) -> Any:
-    """The data of a step for all replicas, as `tf.TypeSpec`s."""
-    return epochs._distributed_dataset.element_spec
+    spec = distributed_data(epochs).element_spec
+    return datasets.spec_of_batch(tf.nest.map_structure(of_one, spec))
 
 
 def distributed_data(epochs: EpochIterator) -> Any:

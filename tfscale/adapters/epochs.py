@@ -91,20 +91,11 @@ class FollowedEpochs(in_place.Mixin):
         self._num_with_step += count
 
 
-def watch(epochs: Any, watcher: Watcher | None) -> None:
-    """Has epochs tell a watcher; None releases that of a `fit` that has ended.
+def follow(epochs: Any, **attributes: Any) -> None:
+    """Sets attributes of `FollowedEpochs`, for all later steps and iterators.
 
-    A watcher refers to the epochs: the garbage collector would free both late,
-    with the threads of TensorFlow's iterator.
+    At the end of a `fit` its watcher is released by None. It refers to the
+    epochs: the garbage collector would free both late, with the threads of
+    TensorFlow's iterator.
     """
-    in_place.put(epochs, FollowedEpochs, watcher=watcher)
-
-
-def run_within(epochs: Any, around_steps: Callable[[], Any]) -> None:
-    """Has all later steps run in a context that a function returns."""
-    in_place.put(epochs, FollowedEpochs, around_steps=around_steps)
-
-
-def tell_iterators(epochs: Any, on_iterator: Callable[[], None] | None) -> None:
-    """Calls a function before each iterator; None releases the last one."""
-    in_place.put(epochs, FollowedEpochs, on_iterator=on_iterator)
+    in_place.put(epochs, FollowedEpochs, **attributes)

@@ -43,12 +43,6 @@ class MeshReplicaContext(in_place.Mixin):
 
     kept: Any
 
-    @property
-    def replica_id_in_sync_group(self):
-        """See `tf.distribute.ReplicaContext`; the same for all model ranks."""
-        thread = int(tf.get_static_value(super().replica_id_in_sync_group))
-        return tf.constant(thread // self.strategy.extended.num_model_ranks)
-
     def merge_call(self, merge_fn, args=(), kwargs=None):
         """See `tf.distribute.ReplicaContext`."""
         with self.kept():
@@ -78,8 +72,20 @@ class MeshReplicaContext(in_place.Mixin):
         return tf.nest.pack_sequence_as(value, sums)
 
 
+class RankContext(MeshReplicaContext):
+    """The context of a model rank, which has the number of its replica."""
+
+    @property
+    def replica_id_in_sync_group(self):
+        """See `tf.distribute.ReplicaContext`."""
+        thread = int(tf.get_static_value(super().replica_id_in_sync_group))
+        return tf.constant(thread // self.strategy.extended.num_model_ranks)
+
+
 def adapt_replica_context(
     context: tf.distribute.ReplicaContext, kept: Callable
 ) -> None:
     """Puts a class before that of a replica's context; see `kept` there."""
-    in_place.put(context, MeshReplicaContext, kept=kept)
+    has_ranks = context.strategy.extended.num_model_ranks > 1
+    kind = RankContext if has_ranks else MeshReplicaContext
+    in_place.put(context, kind, kept=kept)

@@ -41,6 +41,17 @@ class MeshModel(MeshLayer):
         super().save_weights(filepath, *args, **kwargs)
 
 
+class MeshCompileLoss(in_place.Mixin):
+    """A `CompileLoss`, the losses given to `compile`, on a shard of a batch."""
+
+    def call(self, y_true, y_pred, sample_weight=None):
+        """See `keras.losses.Loss`: every loss by its divisor."""
+        batch_shard = step_context.current().batch_shard_in_graph
+        if batch_shard is None:
+            return super().call(y_true, y_pred, sample_weight)
+        return batch_shard.compiled_loss_of(self, y_true, y_pred, sample_weight)
+
+
 class StagedModel(keras.Model):
     """A pipeline, whose class is in a higher layer; its steps are its own."""
 
@@ -106,6 +117,12 @@ def _check_writes(model, filepath):
 def adapt_model(model: keras.Model, **attributes: Any) -> None:
     """Has a model compute and save on a mesh."""
     in_place.put(model, MeshModel, **attributes)
+
+
+def adapt_compile_loss(compile_loss: Any) -> None:
+    """Has the losses given to `compile`, if there are some, know shards."""
+    if compile_loss is not None:
+        in_place.put(compile_loss, MeshCompileLoss)
 
 
 def adapt_spec_built_model(model: keras.Model) -> None:

@@ -78,16 +78,6 @@ def keep_order(epochs: EpochIterator) -> None:
     in_place.put(shuffling, mixin, order=None, next_order=None)
 
 
-def epoch_of_order(epochs: EpochIterator) -> int | None:
-    """The number by which Keras shuffles the next epoch, if by one."""
-    return releases.epoch_of_order(epochs.data_adapter)
-
-
-def set_epoch_of_order(epochs: EpochIterator, epoch: int | None) -> None:
-    """Has epochs go on with a result of `epoch_of_order`."""
-    releases.set_epoch_of_order(epochs.data_adapter, epoch)
-
-
 def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:
     """The order of the current iterator, or None if it is not known."""
     ordered = _ordered(epochs)

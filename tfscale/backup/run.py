@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import fitting
-from tfscale.adapters.epochs import watch
+from tfscale.adapters.epochs import follow
 from tfscale.adapters.function import trace
 from tfscale.backup import identity
 from tfscale.backup.exactness import warn_of_inexact
@@ -119,7 +119,7 @@ class Run:
                 "start again. Use `keras.random.SeedGenerator`.",
                 ", ".join(left_out),
             )
-        watch(self._epochs, self)
+        follow(self._epochs, watcher=self)
 
     def _newest(self):
         """The newest backup, which worker 0 chooses for all."""
@@ -220,7 +220,7 @@ class Run:
         if self.workers.count > 1:
             self.workers.stop_waiting()  # others may be gone
         self._writer.join()
-        watch(self._epochs, None)
+        follow(self._epochs, watcher=None)
         if self._validation is not None:
             self._validation.end()
 
@@ -360,7 +360,7 @@ class Run:
     def _restore_created(self):
         """Restores variables that exist once the step has been traced."""
         (backup, keys), self._not_created = self._not_created, None
-        spec = fitting.distributed_spec_of(self._epochs)
+        spec = fitting.distributed_data(self._epochs).element_spec
         trace(self.model.train_function, spec)
         entries, workers = variables.variables_of(self.model), self.workers
         entries = [entry for entry in entries if entry.key in keys]

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale.adapters.epochs import tell_iterators
+from tfscale.adapters.epochs import follow
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import Logs
 from tfscale.throughput import hardware
@@ -130,7 +130,7 @@ class Throughput(keras.callbacks.Callback):
         self._counted_for = None
         self._data = NotedData(fit, strategy)
         self._steps = Steps(self._data)
-        tell_iterators(fit.epochs, self._begin_iterator)
+        follow(fit.epochs, on_iterator=self._begin_iterator)
 
     def _begin_iterator(self):
         # Batches of the next iterator are noted where those of this one were.

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.adapters.layer import adapt_layers
-from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import StagedModel
+from tfscale.adapters.model import adapt_compile_loss
 from tfscale.adapters.model import adapt_model
 from tfscale.adapters.model import is_accumulated
 from tfscale.adapters.model import runs_microbatches

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
-from tfscale.adapters.epochs import tell_iterators
+from tfscale.adapters.epochs import follow
 from tfscale.fit.fit import Fit
 from tfscale.mesh.inputs.mesh_dataset import MeshDataset
 from tfscale.throughput.arrivals import Arrivals
@@ -72,7 +72,7 @@ class NotedData:
     def release(self) -> None:
         """Tells the epochs no more."""
         if self._fit.epochs is not None:
-            tell_iterators(self._fit.epochs, None)
+            follow(self._fit.epochs, on_iterator=None)
 
     def _known_sizes(self):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(self.element_spec)

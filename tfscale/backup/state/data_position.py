@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfscale._internals import datasets
 from tfscale._internals import fitting
+from tfscale._internals import releases
 from tfscale.adapters import py_dataset
 from tfscale.backup.exactness import shuffles_late
 from tfscale.backup.exactness import warn_of_earlier_iterators
@@ -133,7 +134,9 @@ class DataPosition:
             "made": self._num_made,
             "drawn": self._num_earlier + self._num_drawn,
             "known": fitting.known_batches(self._epochs),
-            "epoch_of_order": py_dataset.epoch_of_order(self._epochs),
+            "epoch_of_order": releases.epoch_of_order(
+                self._epochs.data_adapter
+            ),
             "starts": [*map(list, self._starts)],
         }
         # An iterator that is not read yet is that of the next validation.
@@ -174,7 +177,9 @@ class DataPosition:
                 whole = -(-int(self._pipeline.cardinality()) // size)
                 return (whole - -(-self._pipeline.batches_left // size)) * size
         drawn = self._drawn_of_this_size(state)
-        py_dataset.set_epoch_of_order(self._epochs, state.get("epoch_of_order"))
+        releases.set_epoch_of_order(
+            self._epochs.data_adapter, state.get("epoch_of_order")
+        )
         self._make_again(state, state["made"] - 1, state["starts"])
         if self._has_endless_epochs:
             self._go_on(drawn - step)

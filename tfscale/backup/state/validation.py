@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from tfscale.adapters.epochs import watch
+from tfscale.adapters.epochs import follow
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.state.data_position import DataPosition
 
@@ -28,7 +28,7 @@ class Validation:
         self._has_begun = False
         self._identity = self._position.identity()
         warn_of_inexact(epochs, "validation", num_probes)
-        watch(epochs, self)
+        follow(epochs, watcher=self)
 
     def begin(self) -> None:
         """Called when a validation begins, and not for a look at a batch."""
@@ -59,7 +59,7 @@ class Validation:
 
     def end(self) -> None:
         """`fit` has ended."""
-        watch(self._epochs, None)
+        follow(self._epochs, watcher=None)
 
     def iterator_made(self) -> None:
         """See `Watcher`."""

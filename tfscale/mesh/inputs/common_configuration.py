@@ -21,7 +21,7 @@ from tfscale._internals import attributes
 from tfscale._internals import fitting
 from tfscale._internals import instances
 from tfscale._internals.stack import Call
-from tfscale.adapters.epochs import run_within
+from tfscale.adapters.epochs import follow
 from tfscale.collectives.workers import Workers
 
 # Of no effect here: names count the objects of a process, and all workers draw
@@ -52,7 +52,7 @@ def check(call: Call, workers: Workers) -> None:
         _compared.add(call.epochs)
         facts = dict(_facts_of(call))
         workers.coordination.check_same(f"call of `{call.purpose}`", facts)
-        run_within(call.epochs, workers.naming_lost)
+        follow(call.epochs, around_steps=workers.naming_lost)
     if call.stage == "run":
         workers.coordination.check_same(f"epoch of `{call.purpose}`", "begins")
 

@@ -14,8 +14,8 @@ from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.layer import adapt_layers
-from tfscale.adapters.loss import adapt_compile_loss
 from tfscale.adapters.model import StagedModel
+from tfscale.adapters.model import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.context import step_context
 from tfscale.graphs import xla_clusters
