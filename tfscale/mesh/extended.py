@@ -133,8 +133,8 @@ class MeshExtended(symbols.MirroredExtended):
         num_workers = 1 if self.workers is None else self.workers.count
         return self.num_replicas * num_workers
 
-    # TensorFlow picks components of values by thread, of which each model rank
-    # has one; users are told the replica, see `RankContext`.
+    # TensorFlow picks components of values by thread, and each model rank has
+    # its own; users are told the replica, see `RankContext`.
 
     def _get_replica_id_in_sync_group(self, replica_id):
         index = 0 if self.workers is None else self.workers.index
