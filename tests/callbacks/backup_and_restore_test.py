@@ -446,7 +446,7 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         model = compiled()
         for path in (file, file + "/below", "/proc/backups"):
             with self.assertRaisesRegex(
-                OSError, "must be a folder that can be written to. Received: "
+                OSError, "`backup_dir` must be writable. Received: "
             ):
                 model.fit(X, Y, verbose=0, callbacks=[BackupAndRestore(path)])
         self.assertEqual(model.optimizer.iterations, 0)
@@ -589,7 +589,7 @@ class ExportTest(tf.test.TestCase):
         weights = path + "/model.weights.h5"
         tfscale.export_backup(path, weights, compiled())
         self.assertTrue(os.path.exists(weights))
-        with self.assertRaisesRegex(ValueError, "must be the one of the run"):
+        with self.assertRaisesRegex(ValueError, "must be the model of the run"):
             tfscale.export_backup(path, weights, compiled(5))
 
     def test_without_a_backup_it_is_an_error(self):

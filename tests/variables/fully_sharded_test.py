@@ -874,7 +874,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_second_derivatives_by_weights(self):
         """Their sum over replicas would count as constant, without a word."""
-        self.assert_refused("contains gradients of weights", penalised=True)
+        self.assert_refused("contain gradients of weights", penalised=True)
 
     @parameterized.parameters("Lamb", "Adafactor", "Muon")
     @pytest.mark.crossing(every=3)

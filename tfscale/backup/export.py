@@ -63,9 +63,9 @@ def export_backup(
         config = backup.state["model"]
         if config is None:
             raise ValueError(
-                "A model of a class without a configuration cannot be created "
-                "from its backup. Received: model=None. Pass the built model, "
-                "or give its class `get_config` and register it."
+                "A model without a configuration cannot be created from its "
+                "backup. Received: model=None. Pass the built model, or give "
+                "its class `get_config` and register it."
             )
         model = keras.models.model_from_json(config)
     entries = [e for e in variables_of(model) if e.key.startswith("model/")]
@@ -74,8 +74,8 @@ def export_backup(
         shape = list(entry.variable.shape)
         if found is None or found["shape"] != shape:
             raise ValueError(
-                "`model` must be the one of the run. Received: a model whose "
-                f"{entry.name!r} has shape {shape}; the backup has "
+                "`model` must be the model of the run. Received: a model "
+                f"whose {entry.name!r} has shape {shape}; the backup has "
                 f"{found and found['shape']}."
             )
     restore(entries, backup)

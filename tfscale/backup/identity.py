@@ -70,9 +70,8 @@ def check(
     if found is not None:
         raise ValueError(
             "A run must continue with the same model, optimizer, data and "
-            f"callbacks. Received: {found}, of backup {backup.path!r}. "
-            "Nothing was changed. Restore the difference, or take another "
-            "`backup_dir`."
+            f"callbacks. Received: {found}, of backup {backup.path!r}. Nothing "
+            "was changed. Restore the difference, or use another `backup_dir`."
         )
 
 

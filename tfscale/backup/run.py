@@ -115,8 +115,8 @@ class Run:
         left_out = variables.left_out(self.model)
         if left_out:
             logging.warning(
-                "BackupAndRestore does not save %s: after an interruption they "
-                "start again. Use `keras.random.SeedGenerator`.",
+                "BackupAndRestore does not save %s: after an interruption "
+                "they restart. Use `keras.random.SeedGenerator`.",
                 ", ".join(left_out),
             )
         follow(self._epochs, watcher=self)

@@ -20,8 +20,8 @@ def check_source(source):
     elif hasattr(source, "__array__"):
         advice = "`tfscale.data.arrays(...)` around it"
     raise TypeError(
-        "`source` must be what a builder of `tfscale.data` returned. "
-        f"Received: a {type(source).__name__}. Use {advice}."
+        "`source` must be an object that a builder of `tfscale.data` "
+        f"returned. Received: a {type(source).__name__}. Use {advice}."
     )
 
 

@@ -178,9 +178,9 @@ def _first_of(source):
         return source.first()
     except StopIteration:
         raise ValueError(
-            "The dataset is empty: there is nothing to train on. Received: "
-            f"{source.kind} that ends before its first record, where "
-            f"{source.num_records} were promised."
+            f"The dataset must not be empty. Received: {source.kind} that ends "
+            f"before its first record, where {source.num_records} were "
+            "promised."
         ) from None
 
 
@@ -188,9 +188,9 @@ def _check_dense(spec):
     specs = tf.nest.flatten(spec)
     if not specs or not all(isinstance(one, tf.TensorSpec) for one in specs):
         raise TypeError(
-            "A record must be a structure of dense tensors after `parse`. "
-            f"Received: {spec}. Return something from `parse`, and make what "
-            "is ragged or sparse dense there, with `to_tensor(shape=...)` or "
+            "`parse` must return a structure of dense tensors. Received: "
+            f"{spec}. Return something from `parse`, and convert ragged or "
+            "sparse tensors there, with `to_tensor(shape=...)` or "
             "`tf.sparse.to_dense`."
         )
 

@@ -46,9 +46,10 @@ class Action(NamedTuple):
         match = re.fullmatch(r"([FBWU])(\d+)\.(\d+)", text)
         if not match:
             raise ValueError(
-                "An action must be a kind out of F, B, W and U, a stage, a dot "
-                f"and a microbatch. Received: {text!r}. Write, for example, "
-                "'F1.3' for the forward of microbatch 3 through stage 1."
+                "An action must be a kind out of F, B, W and U, a stage, a "
+                f"dot and a microbatch. Received: {text!r}. Write, for "
+                "example, 'F1.3' for the forward of microbatch 3 through "
+                "stage 1."
             )
         return cls(match[1], int(match[2]), int(match[3]))
 

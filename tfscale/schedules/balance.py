@@ -120,7 +120,7 @@ def partition(
                 f"Received: memory_limit={memory_limit:,} bytes, but the cut "
                 f"that needs least needs {needed:,} bytes in its largest "
                 "stage. Use more stages, smaller microbatches, "
-                "recompute=True, or raise the limit."
+                "recompute=True, or a higher limit."
             )
 
         def measure(*stage):

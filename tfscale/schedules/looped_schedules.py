@@ -152,10 +152,9 @@ def _group_size(num_devices, num_microbatches):
         while more % num_groups(more):
             more += 1
         raise ValueError(
-            "An interleaved schedule divides its microbatches into M // D "
-            "equal groups (M microbatches, D devices). Received: "
-            f"num_microbatches={num_microbatches} on {num_devices} devices, "
-            f"which are {groups} groups. Use num_microbatches={less} or "
-            f"{more}."
+            "An interleaved schedule must divide M microbatches on D devices "
+            "into M // D equal groups. Received: "
+            f"num_microbatches={num_microbatches} on {num_devices} devices "
+            f"({groups} groups). Use num_microbatches={less} or {more}."
         )
     return num_microbatches // groups

@@ -239,11 +239,10 @@ def _check_given(schedule, num_devices, num_microbatches, stages_per_device):
     sizes = (schedule.num_devices, schedule.num_microbatches)
     if sizes != (num_devices, num_microbatches):
         raise ValueError(
-            "A schedule must have the sizes that it is used with. "
-            f"Received: schedule {schedule.name!r} for {sizes[0]} devices "
-            f"and {sizes[1]} microbatches, to be used with {num_devices} "
-            f"devices and num_microbatches={num_microbatches}. Create "
-            "it for these sizes, or change the mesh or num_microbatches."
+            "A schedule must match the mesh and num_microbatches. Received: "
+            f"schedule {schedule.name!r} for {sizes[0]} devices and {sizes[1]} "
+            f"microbatches, with {num_devices} devices and "
+            f"num_microbatches={num_microbatches}."
         )
     if schedule.has_updates:
         raise ValueError(
@@ -253,9 +252,9 @@ def _check_given(schedule, num_devices, num_microbatches, stages_per_device):
         )
     if stages_per_device not in (None, schedule.num_stages / sizes[0]):
         raise ValueError(
-            "The number of stages on a device is that of the given "
+            "`stages_per_device` must match the given "
             "`tfscale.schedules.Schedule`. Received: schedule "
             f"{schedule.name!r} with {schedule.num_stages} stages on "
             f"{sizes[0]} devices, and stages_per_device={stages_per_device}. "
-            "Leave it out."
+            "Omit it."
         )

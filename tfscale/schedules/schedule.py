@@ -153,8 +153,8 @@ class Schedule:
             raise ValueError(
                 "A schedule must give every device at least one action. "
                 f"Received: {len(self.actions)} devices with "
-                f"{[len(a) for a in self.actions]} actions. Leave out devices "
-                "that have nothing to do."
+                f"{[len(a) for a in self.actions]} actions. Remove idle "
+                "devices."
             )
         self._check_positions()
         done = set(self.order())
@@ -208,7 +208,7 @@ class Schedule:
     def _check_updates(self):
         if self.num_microbatches % self.num_batches:
             raise ValueError(
-                "All batches of a schedule must have equally many "
+                "All batches of a schedule must have the same number of "
                 f"microbatches. Received: {self.num_microbatches} microbatches "
                 f"and updates of {self.num_batches} batches."
             )
@@ -234,8 +234,8 @@ class Schedule:
             ):
                 raise ValueError(
                     "A stage must update its weights on its device, after all "
-                    "backwards of the batch and the update before. Received: "
-                    f"{self._at(update)}. Move it back."
+                    "backwards of the batch and the previous update. "
+                    f"Received: {self._at(update)}. Move it back."
                 )
 
     def _steps(self) -> Iterator[list[Action]]:

@@ -198,9 +198,8 @@ def _with_gradient(whole, shard, dim, note=lambda gradient: None):
 def _refuse_second_derivative(*_):
     """A tape would treat the sum over replicas as constant."""
     raise ValueError(
-        "With zero_stage=3 gradients of weights are summed over the replicas "
-        "before a tape returns them. Received: a loss that contains gradients "
-        "of weights, whose own gradients would be those of other numbers. Use "
-        "zero_stage=1. Gradients by inputs, as in a gradient penalty, may be "
-        "part of a loss."
+        "With zero_stage=3 a loss must not contain gradients of weights, "
+        "because a tape returns them summed over replicas. Received: a loss "
+        "with such gradients, whose derivatives would be wrong. Use "
+        "zero_stage=1, or gradients by inputs, as in a gradient penalty."
     )

@@ -126,7 +126,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         error = tf.errors.ResourceExhaustedError(None, None, "No space left")
         with (
             mock.patch.object(component_files, "_write_all", side_effect=error),
-            self.assertRaisesRegex(OSError, "could not be written"),
+            self.assertRaisesRegex(OSError, "must fit on its disk"),
         ):
             self._strings()
         self.assertEmpty(os.listdir(self.folder))
@@ -155,7 +155,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         done = forked_python.run(["-c", code, self.folder], REPOSITORY)
         self.assertEqual(done.returncode, 0, done.stderr)
         error, left, batches = done.stdout.splitlines()
-        self.assertIn("could not be written", error)
+        self.assertIn("must fit on its disk", error)
         self.assertIn(self.folder, error)
         self.assertEqual((left, batches), ("[]", "2"))
 

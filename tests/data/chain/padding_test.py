@@ -125,7 +125,7 @@ class PaddingTest(tf.test.TestCase, parameterized.TestCase):
         self.assertTrue(np.isfinite(history["loss"]).all())
 
     @parameterized.parameters(
-        ({"padding": {"ids": 0}}, "structure like that of a record"),
+        ({"padding": {"ids": 0}}, "have the structure of a record"),
         ({"padding": 0.5}, "0.5 for int64"),
         ({"padding": 0, "parse_batch": lambda b: b}, "`parse_batch`"),
     )

@@ -348,7 +348,7 @@ class BenchmarkTest(tf.test.TestCase):
         dataset = tf.data.Dataset.from_generator(
             lambda: left, output_signature=tf.TensorSpec([], tf.int64)
         )
-        with self.assertRaisesRegex(ValueError, "must begin again"):
+        with self.assertRaisesRegex(ValueError, "must restart"):
             data.benchmark(dataset, seconds=0.1)
 
     def test_an_empty_one_is_refused(self):

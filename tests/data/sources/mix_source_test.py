@@ -171,7 +171,7 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
             data.mix({"a": (rows, 1)}, exhausted="end")
         with self.assertRaisesRegex(TypeError, "'a', a mix"):
             data.mix({"a": (_mix("stop"), 1)})
-        with self.assertRaisesRegex(ValueError, "not cached"):
+        with self.assertRaisesRegex(ValueError, "cache='memory'"):
             _records(_mix("stop"), cache="memory")
 
 

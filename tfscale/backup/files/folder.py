@@ -64,9 +64,9 @@ class BackupFolder:
             raise
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise OSError(
-                "`backup_dir` must be a folder that can be written to. "
-                f"Received: backup_dir={self.path!r}: {error}. Make it "
-                "writable, or take another one."
+                "`backup_dir` must be writable. Received: "
+                f"backup_dir={self.path!r}: {error}. Make it writable, or use "
+                "another one."
             ) from error
 
     def be_seen(self, workers: Coordination) -> None:
@@ -98,9 +98,8 @@ class BackupFolder:
             raise OSError(
                 "`backup_dir` must be one folder that all workers see. "
                 f"Received: backup_dir={self.path!r}, in which workers {blind} "
-                "do not see what worker 0 writes. Take a path of a file system "
-                "that all machines have, and a whole one if their programs run "
-                "in several folders."
+                "do not see the files of worker 0. Use an absolute path of a "
+                "shared file system."
             )
 
     def release(self) -> None:
@@ -125,10 +124,10 @@ class BackupFolder:
             except (OSError, tf.errors.OpError) as error:
                 if seconds is None:
                     raise OSError(
-                        "Backups must be readable. Received: backup_dir="
-                        f"{self.path!r}: {error}. They are left as they are. "
-                        "Start again when they can be read, or take another "
-                        "`backup_dir` to start from the beginning."
+                        "Backups must be readable. Received: "
+                        f"backup_dir={self.path!r}: {error}. Nothing was "
+                        "changed. Start again when they can be read, or use "
+                        "another `backup_dir` to start from the beginning."
                     ) from error
                 logging.warning("Reading a backup is tried again: %s.", error)
                 time.sleep(seconds)
@@ -161,10 +160,10 @@ class BackupFolder:
         if reasons:
             name, reason = next(iter(reasons.items()))
             raise committed.DamagedBackupError(
-                "One of the backups must be what was written. Received: "
-                f"{len(reasons)} in {self.path!r} that are not, such as "
-                f"{name!r}: {reason}. Remove them, or take another "
-                "`backup_dir`, to start from the beginning."
+                f"At least one backup must be intact. Received: {len(reasons)} "
+                f"in {self.path!r} that are not, such as {name!r}: {reason}. "
+                "Remove them, or use another `backup_dir`, to start from the "
+                "beginning."
             )
         return None
 
@@ -206,10 +205,9 @@ class BackupFolder:
             raise
         except (OSError, tf.errors.OpError) as error:
             raise OSError(
-                "Each backup must be saved. Received: "
-                f"{error}, after {step} steps, in {self.path!r}. The backups "
-                "before are as they were. Free some room there, or make it "
-                "writable, and start again."
+                f"Each backup must be saved. Received: {error}, after {step} "
+                f"steps, in {self.path!r}. Earlier backups are unchanged. Free "
+                "some room there, or make it writable, and start again."
             ) from error
 
     def _commit(self, step, shards, state, workers):

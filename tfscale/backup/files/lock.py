@@ -39,9 +39,9 @@ class FolderLock:
                 if self._path in _held:
                     by = "this process"
                 raise BlockingIOError(
-                    "A folder of backups must be of one job. Received: "
-                    f"backup_dir={folder!r}, in use by {by}. End that one, or "
-                    "take another folder."
+                    "Only one job may use a folder of backups. Received: "
+                    f"backup_dir={folder!r}, in use by {by}. End that job, or "
+                    "use another folder."
                 ) from None
             except OSError:
                 os.close(file)

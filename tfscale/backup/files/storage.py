@@ -229,10 +229,9 @@ def storage_of(folder: str) -> Storage:
         return LocalStorage(folder)
     if patterns := set(folder) & set(_PATTERNS):
         raise ValueError(
-            "A remote `backup_dir` must have no character of a file pattern, "
-            "because TensorFlow takes the path of a checkpoint for a pattern. "
-            f"Received: backup_dir={folder!r} with {sorted(patterns)}. Rename "
-            "the folder."
+            "A remote `backup_dir` must have no wildcard, because TensorFlow "
+            "reads the path of a checkpoint as a pattern. Received: "
+            f"backup_dir={folder!r} with {sorted(patterns)}. Rename the folder."
         )
     return Storage(folder)
 

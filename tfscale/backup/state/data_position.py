@@ -278,8 +278,8 @@ class DataPosition:
                     return
                 raise ValueError(
                     "A run must continue with the same data. Received: fewer "
-                    "batches than it had trained on. Give it the same data, or "
-                    "take another `backup_dir`."
+                    "batches than it had trained on. Pass the same data, or "
+                    "use another `backup_dir`."
                 )
 
 

@@ -47,8 +47,8 @@ class FileCache:
             )
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
-                f"A cache must be whole. Received: cache {directory}, which is "
-                f"damaged: {error}. Delete that directory."
+                f"A cache must be complete. Received: cache {directory}, which "
+                f"is damaged: {error}. Delete that directory."
             ) from error
 
     def check(self, numbers: Iterable[int], records: tf.data.Dataset) -> None:
@@ -62,10 +62,10 @@ class FileCache:
         for number, one, other in zip(numbers, kept, records, strict=True):
             if _bits(one) != _bits(other):
                 raise ValueError(
-                    "A cache must hold what `parse` returns now. Received: "
-                    f"cache {self._directory}, whose record {number} differs: "
-                    "the data or `parse` have changed. Delete that directory "
-                    "or use another `cache_dir`."
+                    "A cache must hold the current results of `parse`. "
+                    f"Received: cache {self._directory}, whose record {number} "
+                    "differs: the data or `parse` have changed. Delete that "
+                    "directory or use another `cache_dir`."
                 )
 
     def is_full(self) -> tf.Tensor:
@@ -175,10 +175,10 @@ def _disk(directory, need):
     except (OSError, tf.errors.OpError) as error:
         free = shutil.disk_usage(os.path.dirname(directory)).free
         raise OSError(
-            "The cache could not be written; nothing of it is left behind. "
+            "The cache must fit on its disk; nothing of it was kept. "
             f"Received: cache {directory}, by its first record of {need} "
-            f"bytes, and {free} bytes free on its disk. Use another "
-            "`cache_dir`, or cache='none'."
+            f"bytes, and {free} bytes free. Use another `cache_dir`, or "
+            "cache='none'."
         ) from error
 
 

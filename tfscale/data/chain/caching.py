@@ -30,14 +30,14 @@ def cached(recipe, kind, cache_dir, first, budget):
         cache_dir = os.fspath(cache_dir)
         if "://" in cache_dir:
             raise ValueError(
-                "`cache_dir` must be a directory of this machine: a cache is "
-                "read at random, which a remote file system is too slow for."
-                f" Received: cache_dir={cache_dir!r}."
+                "`cache_dir` must be a local directory, because remote file "
+                "systems are too slow for random access. Received: "
+                f"cache_dir={cache_dir!r}."
             )
     if recipe.source.order is not None:
         if kind in ("memory", "file"):
             raise ValueError(
-                "A mixture is not cached: its sources must be in memory or on "
+                "A mixture cannot be cached: its sources are in memory or on "
                 f"disk already. Received: cache={kind!r}. Use cache='none'."
             )
         return dataclasses.replace(recipe, cache_reason="a mixture has none")
@@ -51,7 +51,7 @@ def cached(recipe, kind, cache_dir, first, budget):
         )
     if kind == "memory" and not recipe.has_one_shape:
         raise ValueError(
-            "Records of several lengths are not cached in memory. Received: "
+            "Records of several lengths cannot be cached in memory. Received: "
             "cache='memory', `padding`. Use cache='file' with a `cache_dir`, "
             "or 'none'."
         )

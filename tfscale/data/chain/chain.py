@@ -172,8 +172,8 @@ def _padding(padding, record):
         keras.tree.assert_same_structure(record, padding)
     except ValueError as error:
         raise ValueError(
-            "`padding` must be a number, or a structure like that of a record."
-            f" Received: padding={padding!r} for records {record}."
+            "`padding` must be a number, or have the structure of a record. "
+            f"Received: padding={padding!r} for records {record}."
         ) from error
     return keras.tree.map_structure(
         lambda spec, value: _padding_value(value, spec), record, padding
@@ -192,9 +192,9 @@ def _padding_value(value, spec):
         return found
     except (TypeError, ValueError) as error:
         raise ValueError(
-            "`padding` must be a value of the dtype of what is padded. "
+            "`padding` must match the dtype of the padded component. "
             f"Received: {value!r} for {spec.dtype.name} of shape {spec.shape}. "
-            "Give a structure like a record, with a value for each part."
+            "Pass a structure like a record, with a value for each component."
         ) from error
 
 

@@ -65,8 +65,9 @@ def batches(made, wanted, make):
                 return tf.raw_ops.Assert(
                     condition=False,
                     data=[
-                        "A record failed, and did not when it was read again: "
-                        "its file fails at times. Received: record",
+                        "A record failed once, and was read without error the "
+                        "second time: its file fails at times. Received: "
+                        "record",
                         wanted[first, stream.RECORD],
                     ],
                 )

@@ -28,14 +28,15 @@ def decided(recipe: Recipe, parse_batch: Callable[..., Any] | None) -> Recipe:
     if parse_batch is not None:
         if recipe.padding is not None:
             raise ValueError(
-                "Records of several lengths are parsed one by one. Received: "
-                "`padding` and `parse_batch`. Use `parse`."
+                "`parse_batch` cannot be used with `padding`, because records "
+                "of several lengths are parsed one by one. Received: both. "
+                "Use `parse`."
             )
         if not _comes_in_batches(source):
             raise ValueError(
-                "`parse_batch` is for sources whose records can be read a "
-                "batch at a time: arrays, tokens, TFRecord, CSV and datasets "
-                f"of fixed shapes. Received: {source.kind}. Use `parse`."
+                "`parse_batch` needs a source that can be read in batches: "
+                "arrays, tokens, TFRecord, CSV and datasets of fixed shapes. "
+                f"Received: {source.kind}. Use `parse`."
             )
         _compare(recipe, parse_batch)
         return dataclasses.replace(
@@ -95,11 +96,10 @@ def _compare(recipe, parse_batch):
             other = tf.concat(tensors, 0)
             if one.shape != other.shape or _bits(one) != _bits(other):
                 raise ValueError(
-                    "A batch must be parsed to the records that `parse` "
-                    "returns, bit for bit, along its first dimension. "
-                    f"Received: {other.dtype.name} of shape {other.shape} "
-                    f"where {one.dtype.name} of shape {one.shape} belongs, or "
-                    "other values."
+                    "`parse_batch` must return the records of `parse`, bit "
+                    "for bit, along its first dimension. Received: "
+                    f"{other.dtype.name} of shape {other.shape} for "
+                    f"{one.dtype.name} of shape {one.shape}, or other values."
                 )
 
 

@@ -63,9 +63,9 @@ def explain(
         )
     if model is not None and not model.compiled:
         raise ValueError(
-            "The step that is measured is that of `fit`, so the model must be "
-            f"compiled. Received: {model.name!r}, which is not. Call its "
-            "`compile` first, or give no model."
+            "The model must be compiled, because the step of `fit` is "
+            f"measured. Received: {model.name!r}, which is not. Call its "
+            "`compile` first, or omit the model."
         )
     with positions_kept(pipeline):
         return _explained(pipeline, model, seconds)

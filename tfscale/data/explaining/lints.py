@@ -99,11 +99,11 @@ def check_functions(
     drawn = {op for stage in _maps(dataset) for op in stage.random}
     if drawn:
         raise ValueError(
-            "`parse` must be deterministic: what it returns is cached, and a "
-            f"resumed run must see the same. Received: a `parse` with "
-            f"{sorted(drawn)}. Move what is random to `augment`, which is "
-            "called after the cache, and draw from its `seed` with "
-            "`tf.random.stateless_*` or `tf.image.stateless_*`."
+            "`parse` must be deterministic, because its results are cached "
+            "and a resumed run must see the same ones. Received: a `parse` "
+            f"with {sorted(drawn)}. Move the random part to `augment`, and "
+            "draw from its `seed` with `tf.random.stateless_*` or "
+            "`tf.image.stateless_*`."
         )
     if augment is not None:
         seed = tf.zeros([2], tf.int64)
@@ -121,11 +121,11 @@ def check_functions(
     for stage in _maps(dataset):
         if stage.stateful_random:
             raise ValueError(
-                "`augment` must draw from its `seed` only, or a resumed run "
-                "would see other pictures. Received: an `augment` with "
+                "`augment` must draw only from its `seed`, or a resumed run "
+                "would see other records. Received: an `augment` with "
                 f"{stage.stateful_random}. Use `tf.random.stateless_*` or "
-                "`tf.image.stateless_*` with `seed`. Random layers of Keras "
-                "move a seed of their own: put those into the model."
+                "`tf.image.stateless_*` with `seed`. Put Keras' random "
+                "layers, which keep their own seeds, into the model."
             )
         for finding in _of_functions(stage):
             warnings.warn(str(finding), stacklevel=4)

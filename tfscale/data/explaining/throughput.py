@@ -91,10 +91,10 @@ def _measured(dataset, seconds, step_seconds, warm_up_seconds):
                 iterator = iter(dataset)
                 if next(iterator, None) is None:
                     raise ValueError(
-                        "A dataset that is measured must begin again when it "
-                        "ends. Received: one without a batch the second time, "
-                        "such as of a generator that is used up. Create the "
-                        "generator anew for each iteration."
+                        "A measured dataset must restart when it ends. "
+                        "Received: one without a batch the second time, such "
+                        "as of an exhausted generator. Create the generator "
+                        "anew for each iteration."
                     )
             count += 1
             if step_seconds:

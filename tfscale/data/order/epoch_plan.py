@@ -213,7 +213,7 @@ def _check_batch_size(batch_size, replicas, workers):
 def _check_steps(plan, batch_size):
     if plan.num_records == 0:
         raise ValueError(
-            "The dataset is empty: there is nothing to train on. Check the "
+            "The dataset must not be empty. Received: no records. Check the "
             "source, and the split or the files of this worker."
         )
     if plan.num_steps == 0:
@@ -224,8 +224,8 @@ def _check_steps(plan, batch_size):
         )
     if plan.remainder == "keep" and plan.batches_per_step > 1:
         raise ValueError(
-            "With remainder='keep' a worker can have one replica, because the "
-            "last batch cannot be cut evenly for more. Received: "
+            "With remainder='keep' a worker must have one replica, because "
+            "the last batch cannot be divided evenly. Received: "
             f"{plan.batches_per_step} replicas. Use remainder='pad' or 'drop'."
         )
     for condition, error, numbers in plan.rules_of_end(0):

@@ -41,7 +41,7 @@ def arrays(*components: Any) -> IndexedSource:
     lengths = [int(t.shape[0]) if t.shape.rank else None for t in flat]
     if not lengths or len(set(lengths)) > 1 or lengths[0] is None:
         raise ValueError(
-            "Arrays must have one first dimension in common. Received: shapes "
+            "All arrays must have the same first dimension. Received: shapes "
             f"{[tuple(t.shape) for t in flat]}."
         )
     structure = tensors if len(tensors) > 1 else tensors[0]
@@ -78,8 +78,8 @@ def _tensors(component):
     except (TypeError, ValueError) as error:
         raise TypeError(
             "Arrays must be dense, of numbers or strings. Received: a "
-            f"{type(component).__name__} that is no tensor: {error} "
-            "Pad rows of different lengths, and leave out a missing argument."
+            f"{type(component).__name__}, which is no tensor: {error} Pad rows "
+            "of different lengths, and omit a missing argument."
         ) from error
 
 

@@ -196,8 +196,8 @@ def _serialized_rows(path, column, leaf, numbers):
             row = rows[wrong[0]]
             found = sorted(set(lengths[rows == row].tolist()))
             raise ValueError(
-                "Lists within a row must be of one length, an array. Received: "
-                f"column {'.'.join(path)!r}, row "
+                "The lists in a row must have one length, like an array. "
+                f"Received: column {'.'.join(path)!r}, row "
                 f"{row if numbers is None else numbers[row]}: lengths {found}. "
                 "Pad them in the data, or leave the column out of `columns`."
             )

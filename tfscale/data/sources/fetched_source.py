@@ -70,9 +70,8 @@ class _File:
         self._reader = None
         if not self._open().ok():
             raise data_loss(
-                "An ArrayRecord file must be whole, closed by its writer, and "
-                "on a disk of this machine. Received: file "
-                f"{path}, which is none."
+                "An ArrayRecord file must be complete, closed by its writer, "
+                f"and on a local disk. Received: file {path}, which is not."
             )
         self.records = np.arange(self._open().num_records())
 

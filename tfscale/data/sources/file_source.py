@@ -29,9 +29,9 @@ def match(pattern: Pattern) -> list[str]:
         one = os.fspath(each)
         if "**" in pathlib.PurePath(one).parts:
             raise ValueError(
-                "`**` would match one folder, as `*` does, and files that lie "
-                f"deeper would be left out. Received: {one!r}. Write a `*` "
-                "for each level of folders, or pass a list of files."
+                "`**` is not supported: it would match one folder, as `*` "
+                f"does. Received: {one!r}. Write a `*` for each level of "
+                "folders, or pass a list of files."
             )
         try:
             # The name of a file may have brackets.
@@ -41,12 +41,12 @@ def match(pattern: Pattern) -> list[str]:
             raise ValueError(
                 "Files must be on a disk or a file system that `tf.io.gfile` "
                 f"knows. Received: {one!r}. Mount it or copy the files; "
-                "`tfscale.data.dataset` reads what Python can."
+                "`tfscale.data.dataset` reads anything that Python can."
             ) from error
         if not found:
             raise FileNotFoundError(
-                f"No file matches the pattern. Received: {one!r}. Check the "
-                "path and its wildcards; `tf.io.gfile.glob` is what reads it."
+                f"The pattern must match a file. Received: {one!r}. Check the "
+                "path and its wildcards, which `tf.io.gfile.glob` reads."
             )
         paths.extend(found)
     if not paths:

@@ -114,9 +114,8 @@ def _check(dataset, num_records):
         )
     if num_records is not None:
         raise ValueError(
-            "`num_records` is for what is streamed: of others all rows are "
-            f"read. Received: num_records={num_records}. Use the dataset's "
-            "`select`."
+            "`num_records` is only for streamed datasets. Received: "
+            f"num_records={num_records}. Use the dataset's `select`."
         )
     if not len(dataset):
         raise ValueError(
@@ -302,11 +301,11 @@ def _check_like(name, array, leaf):
         is_number and np.can_cast(array.dtype, dtype, "same_kind")
     ):
         raise ValueError(
-            "Arrays of a column must be of one dtype and number of dimensions."
-            f" Received: {name!r} with {here.dtype.name} of shape "
-            f"{array.shape} after {leaf.rank} dimensions of "
-            f"{leaf.dtype.name}. Make them so with the dataset's `map`, images "
-            f"by `cast_column({name!r}, datasets.Image(mode='RGB'))`."
+            "Arrays of a column must have one dtype and number of dimensions. "
+            f"Received: {name!r} with {here.dtype.name} of shape {array.shape} "
+            f"after {leaf.rank} dimensions of {leaf.dtype.name}. Convert them "
+            f"by the dataset's `map`, images by `cast_column({name!r}, "
+            "datasets.Image(mode='RGB'))`."
         )
 
 
@@ -343,9 +342,9 @@ def _transformed_rows(dataset, columns):
     )
     if once != again:
         raise ValueError(
-            "A dataset's transform must give the same of the same row: it may "
-            "be cached, and a resumed run must see the same. Received: one "
-            "that is random. Move what is random to the pipeline's `augment`, "
+            "A dataset's transform must be deterministic: its results may be "
+            "cached, and a resumed run must see the same ones. Received: a "
+            "random one. Move the random part to the pipeline's `augment`, "
             "and draw from its `seed`."
         )
     return leaves, read

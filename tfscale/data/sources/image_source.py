@@ -72,8 +72,8 @@ def image_folder(
     _check(image_size, num_channels)
     if image_size is not None and not decode:
         raise ValueError(
-            "`image_size` is of images that are decoded. Received: "
-            f"image_size={image_size!r} with decode={decode!r}. Give the size "
+            "`image_size` needs decoded images. Received: "
+            f"image_size={image_size!r} with decode={decode!r}. Pass the size "
             "to `decode_random_crop`."
         )
     if image_size is not None:
@@ -124,8 +124,7 @@ def _check(image_size, num_channels):
 def _subfolders(directory):
     if not tf.io.gfile.isdir(directory):
         raise FileNotFoundError(
-            "A folder of images must be a directory. Received: "
-            f"{directory!r}, which is none."
+            f"`directory` must be a directory. Received: {directory!r}."
         )
     names = sorted(
         name.rstrip("/")
@@ -135,7 +134,7 @@ def _subfolders(directory):
     )
     if not names:
         raise FileNotFoundError(
-            "A folder of images has a subfolder for each class. Received: "
+            "`directory` must have a subfolder for each class. Received: "
             f"{directory!r}, which has none."
         )
     return names
@@ -286,8 +285,8 @@ def _check_decoded(size, path):
     return tf.raw_ops.Assert(
         condition=size > 0,
         data=[
-            "An image cannot be decoded: it is damaged, or of a format that "
-            "is not known. Received: file",
+            "An image cannot be decoded: it is damaged, or of an unknown "
+            "format. Received: file",
             path,
             "To leave damaged images out, use on_damage='skip'.",
         ],

@@ -135,9 +135,9 @@ def _checked(sources):
         source, weight = pair
         if not isinstance(source, IndexedSource) or source.order is not None:
             raise TypeError(
-                "A mixture is of sources that can be read at random: arrays, "
-                "tokens, text, pack, files, image_folder. Received: "
-                f"{name!r}, a {getattr(source, 'kind', type(source).__name__)}."
+                "A mixture needs sources with random access: arrays, tokens, "
+                f"text, pack, files, image_folder. Received: {name!r}, a "
+                f"{getattr(source, 'kind', type(source).__name__)}."
             )
         if not source.num_records:
             raise ValueError(
@@ -158,8 +158,9 @@ def _checked(sources):
     for name, spec in zip(names, specs, strict=True):
         if spec != specs[0]:
             raise ValueError(
-                "The records of a mixture must be of one structure. Received: "
-                f"{names[0]!r} with {specs[0]} and {name!r} with {spec}."
+                "All records of a mixture must have the same structure. "
+                f"Received: {names[0]!r} with {specs[0]} and {name!r} with "
+                f"{spec}."
             )
     shapes = {str(_shapes(first)) for first in firsts}
     return members, weights / weights.sum(), len(shapes) == 1

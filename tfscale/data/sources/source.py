@@ -260,15 +260,15 @@ def of_worker(
         return source, None
     if source.split is None:
         raise ValueError(
-            "Only a source of several files can be sharded by files. "
-            f"Received: shard='files' with {source.kind}. Use shard='records'."
+            "Sharding by files needs a source of several files. Received: "
+            f"shard='files' with {source.kind}. Use shard='records'."
         )
     share, sizes = source.split(workers, context.input_pipeline_id)
     if 0 in sizes:
         raise ValueError(
-            "Every worker must have a file of its own with shard='files'. "
-            f"Received: {workers} workers; {sizes.count(0)} of them would "
-            "have no record. Use shard='records', or write more files."
+            "Every worker needs its own file with shard='files'. Received: "
+            f"{workers} workers; {sizes.count(0)} of them would have no "
+            "record. Use shard='records', or write more files."
         )
     return share, sizes
 

@@ -39,8 +39,8 @@ def dataset(
     if not isinstance(records, tf.data.Dataset):
         raise TypeError(
             "`records` must be a `tf.data.Dataset`. Received: a "
-            f"{type(records).__name__}. Use `tfscale.data.arrays` for what is "
-            "in memory, `tf.data.Dataset.from_generator` for a generator."
+            f"{type(records).__name__}. Use `tfscale.data.arrays` for data in "
+            "memory, `tf.data.Dataset.from_generator` for a generator."
         )
     return of_dataset("dataset", records, num_records)
 
@@ -81,14 +81,14 @@ def tfds(
     if split is None or isinstance(split, list | tuple | dict):
         raise ValueError(
             "`split` must be one split; a union is written with a plus. "
-            f'Received: split={split!r}. Use, say, "train" or '
+            f'Received: split={split!r}. Use, for example, "train" or '
             '"train+test", and a source for each split.'
         )
     if read_config is not None and read_config.input_context is not None:
         raise ValueError(
-            "A pipeline divides records among workers by itself. Received: a "
-            "`read_config` with an `input_context`. Give that to "
-            "`tfscale.data.pipeline`."
+            "`read_config` must not divide records among workers; a pipeline "
+            "does. Received: a `read_config` with an `input_context`. Pass "
+            "that to `tfscale.data.pipeline`."
         )
     import tensorflow_datasets  # imported here, because it takes seconds
 
@@ -139,16 +139,15 @@ def of_dataset(
         num_records = known
         if known < 0:
             raise ValueError(
-                "A pipeline must know how many records an epoch has, and they "
-                f"must be finitely many. Received: {kind} of cardinality "
-                f"{known} (-1 is infinite, -2 is unknown). Give `num_records`, "
-                "or leave out `repeat`."
+                "A pipeline needs a known, finite number of records in an "
+                f"epoch. Received: {kind} of cardinality {known} (-1 is "
+                "infinite, -2 is unknown). Pass `num_records`, or remove "
+                "`repeat`."
             )
     elif num_records < 1 or 0 <= known < num_records:
         raise ValueError(
-            "`num_records` must be 1 or more, and not more than there are. "
-            f"Received: num_records={num_records}, {kind} of cardinality "
-            f"{known}."
+            "`num_records` must be from 1 to the number of records. Received: "
+            f"num_records={num_records}, {kind} of cardinality {known}."
         )
     elif known != num_records:  # reading fails at the end of fewer
         count = tf.data.experimental.assert_cardinality(num_records)

@@ -50,9 +50,9 @@ class Shard:
         """Fills `samples`; returns the offset after the last member."""
         if tfrecord_index.compression_of(self.path) == "GZIP":
             raise ValueError(
-                "Shards must be tar files that are not compressed, so that "
-                f"they can be entered anywhere. Received: {self.path}, which "
-                "is. Unpack it with gunzip."
+                "Shards must be uncompressed tar files, to be read at any "
+                f"offset. Received: {self.path}, which is compressed. Unpack "
+                "it with gunzip."
             )
         at = 0
         with (

@@ -144,7 +144,7 @@ def _tokenized(path, data, tokenizer):
         raise ValueError(
             "`tokenizer` must return a list of integers. Received: a "
             f"{type(found).__name__} of shape {ids.shape} and dtype "
-            f"{ids.dtype} for file {path}. Return the ids alone, for example "
+            f"{ids.dtype} for file {path}. Return only the ids, for example "
             '`tokenizer(text)["input_ids"]`.'
         )
     array_source.check_int32(ids, f"file {path}")

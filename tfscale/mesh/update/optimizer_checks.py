@@ -40,11 +40,10 @@ def check(
         return
     if isinstance(inner, NOT_ELEMENTWISE):
         raise ValueError(
-            "An optimizer whose slots are sharded must update each element by "
-            f"itself. Received: {type(inner).__name__}, which needs the whole "
-            "of a variable at once. Use AdamW, Lion, SGD or another one that "
-            "is elementwise, or neither a layout map that shards something nor "
-            "a zero_stage."
+            "An optimizer with sharded slots must be elementwise. Received: "
+            f"{type(inner).__name__}, which needs whole variables. Use AdamW, "
+            "Lion, SGD or another elementwise one, or shard no variables and "
+            "no slots."
         )
     if isinstance(inner, LARS) and inner is not optimizer:
         raise ValueError(
@@ -134,13 +133,11 @@ def _check_custom(optimizer, shardings):
         )
     if not is_right:
         raise ValueError(
-            "An optimizer whose slots are sharded must update each element by "
-            f"itself. Received: {kind.__name__}, which on a trial did not "
-            "make of the half of a variable what it made of the whole: it "
-            "looks at all of a variable, or of the gradients, or draws random "
-            "numbers. Use `clipnorm` or `global_clipnorm` of Keras to clip, "
-            "change gradients in a `train_step` after "
-            "`tfscale.sum_gradients`, or use neither a layout map that shards "
-            "something nor a zero_stage."
+            "An optimizer with sharded slots must be elementwise. Received: "
+            f"{kind.__name__}, whose update of half of a variable differed on "
+            "a trial: it uses whole variables or gradients, or draws random "
+            "numbers. Use `clipnorm` or `global_clipnorm`, change gradients "
+            "in a `train_step` after `tfscale.sum_gradients`, or shard no "
+            "variables and no slots."
         )
     _TRIED.add(optimizer)
