@@ -237,7 +237,7 @@ class EmptyAndUnequalTest(tf.test.TestCase, parameterized.TestCase):
         # The worker without a file was told of an array to concatenate.
         for worker in range(2):
             context = tf.distribute.InputContext(2, worker, 2)
-            with self.assertRaisesRegex(ValueError, "a file of its own"):
+            with self.assertRaisesRegex(ValueError, "2 workers; . of them"):
                 data.pipeline(
                     source, batch_size=2, shard="files", input_context=context
                 )

@@ -880,7 +880,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     @pytest.mark.crossing(every=3)
     def test_optimizers_that_need_whole_variables(self, name):
         optimizer = getattr(keras.optimizers, name)
-        self.assert_refused(f"element by itself.*{name}", optimizer)
+        self.assert_refused(f"must be elementwise.*{name}", optimizer)
 
     @parameterized.parameters(
         ({"k": ("data", "data")}, "'data' at most once"),

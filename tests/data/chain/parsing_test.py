@@ -175,7 +175,9 @@ class ParsingTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_parse_batch_of_files_read_one_by_one(self):
         path = self.create_tempfile().full_path
-        with self.assertRaisesRegex(ValueError, "a batch at a time"):
+        with self.assertRaisesRegex(
+            ValueError, "`parse_batch`.*Received: files"
+        ):
             data.pipeline(
                 data.files(path), batch_size=1, parse_batch=lambda c, p: c
             )

@@ -161,7 +161,7 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
             data.mix({"a": (rows, 1), "b": (none, 1)})
         with self.assertRaisesRegex(ValueError, "1000th"):
             data.mix({"a": (rows, 1), "b": (rows, 1e-5)})
-        with self.assertRaisesRegex(ValueError, "one structure.*'b'"):
+        with self.assertRaisesRegex(ValueError, "structure.*'b'"):
             other = data.arrays(np.ones([3, 2]))
             data.mix({"a": (rows, 1), "b": (other, 1)})
         with self.assertRaisesRegex(TypeError, "random.*'a', a dataset"):

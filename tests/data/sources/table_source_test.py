@@ -153,7 +153,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
             data.json_lines(self._lines("")),
             data.parquet(self._parquet({"x": pyarrow.array([], "int8")})),
         ):
-            with self.assertRaisesRegex(ValueError, "dataset is empty"):
+            with self.assertRaisesRegex(ValueError, "must not be empty"):
                 self._batch(source)
 
     def test_parquet_files_that_differ_in_what_is_not_read(self):
