@@ -37,6 +37,17 @@ class Scale(layers.Layer):
         return x * self.scale
 
 
+class Calls(layers.Layer):
+    """A function in a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
 class Choice(layers.Layer):
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], 3))
@@ -398,11 +409,19 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
             flops.training_flops(model, spec), forward, rtol=0.06
         )
 
-    def test_the_gradient_of_a_loop_is_not_counted(self):
-        model = keras.Sequential([keras.Input((13, 8)), layers.LSTM(8)])
+    @parameterized.parameters("LSTM", "GRU", "SimpleRNN")
+    def test_the_gradient_of_a_loop_is_that_of_its_steps(self, name):
+        # It was refused: the second output of an operation was taken for the
+        # first, which has no shape.
+        arguments = {} if name == "SimpleRNN" else {"use_cudnn": False}
         spec = tf.TensorSpec((None, 13, 8), "float32")
-        with self.assertRaisesRegex(ValueError, "loop"):
-            flops.training_flops(model, spec)
+        counted = []
+        for unroll in (True, False):
+            layer = getattr(layers, name)(16, unroll=unroll, **arguments)
+            model = keras.Sequential([keras.Input((13, 8)), layer])
+            counted.append(flops.training_flops(model, spec))
+        # The loop also has a gradient of the first step's state.
+        self.assertAllClose(*counted, rtol=0.03)
 
     @parameterized.parameters("gpt", "cnn")
     def test_training_is_counted_as_the_planner_does(self, kind):
@@ -425,6 +444,18 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         )
         found = flops.training_flops(model, spec)
         self.assertAllClose(found, planned, rtol=0.02)
+
+    def test_outputs_of_operations_in_functions_have_names(self):
+        # The second output of an operation was taken for its first.
+        @tf.function(autograph=False)
+        def mixed(x):
+            sizes, mixer, _ = tf.linalg.svd(x, full_matrices=True)
+            first, _, last = tf.split(x, 3, axis=1)
+            del sizes
+            return tf.matmul(mixer, x), tf.matmul(first, last, transpose_b=True)
+
+        found = flops.operation_flops(Calls(mixed), tensor(6, 4))
+        self.assertEqual(found, 2 * (6 * 6 * 4 + 2 * 4 * 2) + 6 * 4 + 2 * 2)
 
     def test_counting_leaves_no_trace_in_the_layer(self):
         layer = AddsLoss()

@@ -45,6 +45,7 @@ from tensorflow.python.distribute.values_util import (
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function.attributes import NO_INLINE
+from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer

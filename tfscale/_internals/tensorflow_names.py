@@ -89,6 +89,8 @@ python.ops.resource_variable_ops
 python.ops.stateful_random_ops
     global_generator: its state is one of a run, if it was used
 # --- graphs and functions
+python.framework.op_def_registry
+    get: an output of an operation in a function has a name
 python.framework.func_graph
     FuncGraph: a graph to be let go of, which captures from others
 python.ops.cond_v2.cond_v2

@@ -7,6 +7,7 @@ the work follows from the shapes of a few operations: matrix products, einsums
 and convolutions, in functions and loops.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.graphs import walks
 from tfscale.graphs.einsum import einsum_labels
 
@@ -52,8 +54,7 @@ def training_flops(model: keras.Model, inputs: Any) -> int:
             rows, the first dim.
 
     Raises:
-        ValueError: If tensors have an unknown rank, as the gradients of an RNN
-            that is not unrolled have.
+        ValueError: If a product is of tensors of an unknown rank.
 
     >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     >>> training_flops(model, tf.TensorSpec((None, 8), "float32"))
@@ -172,8 +173,11 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
         # "node", "node:1" in a graph, "node:output:1" in a function.
         names = [name.split(":") for name in node.input if name[0] != "^"]
         return [
-            shapes_of[name[0]][int(name[-1]) if len(name) > 1 else 0]
-            for name in names
+            shapes_of[source][
+                sum(map(int, where[-1:]))
+                + sum(_outputs_before(by_name[source], x) for x in where[:-1])
+            ]
+            for source, *where in names
         ]
 
     def known(names):
@@ -199,8 +203,7 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
             if node.op != "Einsum" and not all(shape.dim for shape in shapes):
                 raise ValueError(
                     "FLOPs are known where the ranks of tensors are. Received: "
-                    f"{node.op} {node.name!r} of a tensor of unknown rank, as "
-                    "the gradient of a loop has"
+                    f"{node.op} {node.name!r} of a tensor of unknown rank"
                 )
             total += _COUNTERS[node.op](node, inputs(node), output)
         elif node.op in _LOOPS:
@@ -213,6 +216,20 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
                 default=0,
             )
     return total
+
+
+def _outputs_before(node, name) -> int:
+    """Tensors of a node's outputs before the output of a name."""
+    outputs = symbols.op_def_registry.get(node.op).output_arg
+    before = itertools.takewhile(lambda output: output.name != name, outputs)
+    return sum(
+        node.attr[output.number_attr].i
+        if output.number_attr
+        else len(node.attr[output.type_list_attr].list.type)
+        if output.type_list_attr
+        else 1
+        for output in before
+    )
 
 
 def _function_multiply_adds(function, library) -> int:

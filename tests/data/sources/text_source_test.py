@@ -59,6 +59,15 @@ class TextTest(tf.test.TestCase, parameterized.TestCase):
             data.text(self.path, 4, tokenizer=_ids)
         self.assertEqual(data.text(self.path, 2).num_records, 2)
 
+    def test_negative_tokens(self):
+        # A tokenizer's -1 for an unknown word trained the last row of a table.
+        with self.assertRaisesRegex(ValueError, f"{self.path} with -1 to 2"):
+            data.text(self.path, 2, tokenizer=lambda text: [2, 1, -1, 0])
+        with self.assertRaisesRegex(ValueError, "ids.* with -100 to 3"):
+            data.tokens(np.array([3, -100, 1], "int32"), 1)
+        with self.assertRaisesRegex(ValueError, "document 1 with -1 to -1"):
+            data.pack([[1, 2], [-1]], 4)
+
     def test_the_file_on_which_a_tokenizer_fails_is_noted(self):
         def tokenizer(text):
             raise KeyError(text)

@@ -83,13 +83,11 @@ def _tensors(component):
         ) from error
 
 
-def check_int32(row: np.ndarray, where: str) -> None:
-    """Refuses tokens that int32 does not hold."""
-    if np.can_cast(row.dtype, np.int32) or not row.size:
-        return
-    if not _INT32.min <= row.min() <= row.max() <= _INT32.max:
+def check_tokens(row: np.ndarray, where: str) -> None:
+    """Refuses integers that are no tokens: below 0, or above int32."""
+    if row.size and not 0 <= row.min() <= row.max() <= _INT32.max:
         raise ValueError(
-            "Tokens must be integers of 32 bits. Received: "
+            "Tokens must be integers of 32 bits from 0 on. Received: "
             f"{where} with {row.min()} to {row.max()}."
         )
 

@@ -140,7 +140,7 @@ def _row(number, document):
             "`documents` must be rows of integers. Received: document "
             f"{number} of {row.dtype} and shape {row.shape}."
         )
-    array_source.check_int32(row, f"document {number}")
+    array_source.check_tokens(row, f"document {number}")
     return row.astype(np.int32)
 
 

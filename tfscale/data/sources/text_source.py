@@ -30,7 +30,7 @@ def tokens(
 
     Raises:
         ValueError: If there are not enough tokens for a window, or one is no
-            integer of 32 bits.
+            integer of 32 bits from 0 on.
 
     Example:
 
@@ -55,7 +55,7 @@ def tokens(
             f"{len(ids)} tokens, length={length}. Use more text or a shorter "
             "window."
         )
-    array_source.check_int32(ids, "`ids`")
+    array_source.check_tokens(ids, "`ids`")
     row = tf.constant(ids)
     steps = tf.range(length + 1, dtype=tf.int64)
 
@@ -98,7 +98,7 @@ def text(
         FileNotFoundError: If no file matches.
         tf.errors.DataLossError: If a file is not UTF-8.
         ValueError: If there is not enough text for a window, or `tokenizer`
-            returns no list of integers of 32 bits.
+            returns no list of integers of 32 bits from 0 on.
 
     Example:
 
@@ -147,5 +147,5 @@ def _tokenized(path, data, tokenizer):
             f"{ids.dtype} for file {path}. Return only the ids, for example "
             '`tokenizer(text)["input_ids"]`.'
         )
-    array_source.check_int32(ids, f"file {path}")
+    array_source.check_tokens(ids, f"file {path}")
     return ids.astype(np.int32)
