@@ -54,3 +54,4 @@ from tensorflow.python.ops.control_flow_util import (
     GraphOrParentsInXlaContext as is_compiled_by_xla,
 )
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.tsl.profiler.protobuf import xplane_pb2

@@ -132,6 +132,8 @@ python.eager.context.Context
     function_call_options: where it is said
 core.protobuf.device_properties_pb2
     DeviceProperties, NamedDevice: what Grappler is told of a device
+tsl.profiler.protobuf.xplane_pb2
+    XSpace: what the profiler writes
 python.grappler.cluster
     Cluster: a machine that is described, not looked at in a session
 python.grappler.tf_optimizer

@@ -14,6 +14,7 @@ KIND_NAMES = {
     "B": "backward",
     "W": "weight gradients",
     "U": "update",
+    "C": "communication",  # of a profile
 }
 _COLORS = {"F": "#3b6fa5", "B": "#f3b04b", "W": "#8fbf88", "U": "#b5523b"}
 _TEXT_COLORS = {"F": "white", "B": "#3d2b00", "W": "#17330f", "U": "white"}
