@@ -46,6 +46,18 @@ def two_errors(y, p):
     return ops.stack([ops.mean(ops.abs(y - p)), ops.mean(ops.square(y - p))])
 
 
+def absolute_by_shape(y, p):
+    """A number for each row, of a shape that the data had when traced."""
+    rows = tf.shape(y)[0] if y.shape[0] is None else int(y.shape[0])
+    return tf.reshape(ops.abs(y - p), [rows])
+
+
+def first_two(y, p):
+    """A number for each of two classes, from the numbers of some columns."""
+    errors = ops.abs(y - ops.concatenate([p, 2 * p], axis=1))
+    return ops.sum(errors, axis=0) / ops.cast(ops.shape(y)[0], p.dtype)
+
+
 def error_of_dicts(y, p):
     return ops.abs(y["of"] - p["of"])
 
@@ -103,6 +115,30 @@ class MetricTest(parameterized.TestCase):
         found = history(strategy, microbatches)
         self.assertEqual(set(found), set(expected))
         for name, value in expected.items():
+            same_numbers.assert_close(found[name], value, name)
+
+    @parameterized.parameters("array", "dataset")
+    def test_as_many_classes_as_rows(self, kind):
+        """Of three rows a replica has two, the other one."""
+
+        def fit(strategy=None):
+            same_numbers.reset()
+            with strategy.scope() if strategy else contextlib.nullcontext():
+                model = keras.Sequential(
+                    [keras.Input((4,)), keras.layers.Dense(1)]
+                )
+                metrics = [two_errors, absolute_by_shape, first_two]
+                model.compile("sgd", "mse", metrics=metrics)
+            x, y = X[:6], Y[:6, None]
+            data = dict(x=x, y=y, batch_size=3)
+            if kind == "dataset":
+                dataset = tf.data.Dataset.from_tensor_slices((x, y))
+                data = dict(x=dataset.batch(3, drop_remainder=True))
+            return model.fit(**data, shuffle=False, verbose=0).history
+
+        mesh = tfscale.device_mesh(data=2)
+        found = fit(tfscale.MeshStrategy(mesh))
+        for name, value in fit().items():
             same_numbers.assert_close(found[name], value, name)
 
 

@@ -72,31 +72,53 @@ class FunctionMetric(in_place.Mixin):
         shard = step_context.current().batch_shard_in_graph
         if shard is None or sample_weight is not None:
             return super().update_state(y_true, y_pred, sample_weight)
-        values = attributes.metric_function(self)(y_true, y_pred)
-        values, sample_weight = _by_rows(self, shard, values, y_true, y_pred)
+        function = attributes.metric_function(self)
+        values = function(y_true, y_pred)
+        is_by_class = _is_by_class(function, values, (y_true, y_pred))
+        if is_by_class:
+            values = tf.reduce_mean(tf.cast(values, self.dtype))
+        values, sample_weight = _by_rows(self, shard, values)
         if sample_weight is None:
             mask = symbols.get_keras_mask(y_pred)
             sample_weight = None if mask is None else tf.cast(mask, self.dtype)
         return keras.metrics.Mean.update_state(self, values, sample_weight)
 
 
-def _by_rows(metric, shard, values, *data):
-    """The values for a mean of some data, and the weight of a single one."""
+def _by_rows(metric, shard, values):
+    """The values for a mean, and the weight of a single one."""
     values = tf.cast(values, metric.dtype)
     if values.shape.rank != 0:
-        # A number of classes is known where that of rows is not, as in Keras
-        # 3.15, or is no multiple of it: numbers of elements are.
-        tensors = [x for x in keras.tree.flatten(data) if tf.is_tensor(x)]
-        is_by_class = values.shape[0] is not None and all(
-            x.shape.rank and (not x.shape[0] or values.shape[0] % x.shape[0])
-            for x in tensors
-        )
-        if not tensors or not is_by_class:
-            return values, None
-        values = tf.reduce_mean(values)
+        return values, None
     share = tf.cast(shard.share, metric.dtype)
     # A replica without rows has no number.
     return tf.where(share > 0, values, 0), share
+
+
+def _is_by_class(function, values, data):
+    """Whether there are as many numbers whatever the number of rows is."""
+    tensors = [x for x in keras.tree.flatten(data) if tf.is_tensor(x)]
+    if not tensors or any(not x.shape.rank for x in tensors):
+        return False
+    shape = tf.convert_to_tensor(values).shape
+    if not shape.rank or shape[0] is None:
+        return False
+    rows = [x.shape[0] for x in tensors]
+    if all(not n or shape[0] % n for n in rows):
+        return True
+    # As many as rows or elements by chance: the shape of open rows tells.
+    opened = keras.tree.map_structure(_with_open_rows, data)
+    try:
+        traced = tf.function(function, autograph=False)
+        shape = traced.get_concrete_function(*opened).output_shapes
+    except Exception:  # Written for rows that are known: those are counted.
+        return False
+    return shape.rank is not None and shape[0] is not None
+
+
+def _with_open_rows(x):
+    if not tf.is_tensor(x):
+        return x
+    return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
 def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
