@@ -61,6 +61,23 @@ def without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
     )
 
 
+def with_sorted_sparse(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset whose sparse tensors have indices in order.
+
+    Keras passes SciPy's arrays on in any order. Batches of these cannot be
+    divided: `SerializeManySparse` refuses them.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not any(isinstance(spec, tf.SparseTensorSpec) for spec in specs):
+        return dataset
+
+    def in_order(value, spec):
+        is_sparse = isinstance(spec, tf.SparseTensorSpec)
+        return tf.sparse.reorder(value) if is_sparse else value
+
+    return map_values(dataset, in_order)
+
+
 def with_none(structure: Any) -> Any:
     """A structure with None in the place of `NoTensor`."""
     return keras.tree.traverse(

@@ -59,6 +59,37 @@ class AnyDataTest(parameterized.TestCase):
             lambda: ROWS((tf.sparse.from_dense(X), Y)).batch(4), dict(data=2)
         )
 
+    @parameterized.parameters("generator", "dataset")
+    def test_sparse_indices_in_any_order(self, kind):
+        """As SciPy's arrays have them; replicas could not divide these."""
+
+        def batches():
+            for first in range(0, 11, 4):
+                rows = slice(first, first + 4)
+                x = tf.sparse.from_dense(X[rows])
+                values = x.indices[::-1], x.values[::-1], x.dense_shape
+                yield tf.SparseTensor(*values), Y[rows]
+
+        def dataset():
+            specs = tf.SparseTensorSpec((None, 4)), tf.TensorSpec((None, 2))
+            return tf.data.Dataset.from_generator(
+                batches, output_signature=specs
+            )
+
+        def fit(scope):
+            same_numbers.reset()
+            with scope:
+                x = keras.Input((4,), sparse=True)
+                model = keras.Model(x, keras.layers.Dense(2)(x))
+                model.compile("sgd", "mse")
+            data = batches() if kind == "generator" else dataset()
+            return model.fit(data, steps_per_epoch=3, verbose=0).history["loss"]
+
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+        np.testing.assert_allclose(
+            fit(strategy.scope()), fit(contextlib.nullcontext()), rtol=1e-5
+        )
+
     def test_ragged_batches(self):
         tokens = [[1, 2, 3], [4], [0, 2]] * 4
         self.assert_as_on_one_device(

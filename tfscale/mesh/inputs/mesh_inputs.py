@@ -78,7 +78,7 @@ class MeshInputs:
             or not self._is_on_cpu
         ):
             source = _copied_from_python(source)
-        source = datasets.without_none(source)
+        source = datasets.with_sorted_sparse(datasets.without_none(source))
         if kind is MeshDatasetOfPython:
             source = source.with_options(_not_read_ahead())
         is_ordinary = not options and (
