@@ -115,6 +115,23 @@ class PlanesTest(absltest.TestCase):
         self.assertEqual(recording.num_bytes, 96)
         self.assertAlmostEqual(shares(recording)[one].input_wait, 0.2)
 
+    def test_a_step_that_xla_compiles_on_one_cpu(self):
+        made = Space()
+        hlo = {"hlo_op": "MatMul.12"}
+        made.plane(
+            "/host:CPU",
+            {
+                "python": [("tfscale_step", 0, 100, {})],
+                "Eigen": [
+                    ("ThunkExecutor::Execute", 0, 90, {}),
+                    ("MatMul.12", 20, 70, hlo),
+                ],
+            },
+        )
+        found = shares(planes.read_space(made.space, axis_of, "CPU:2"))
+        self.assertEqual(list(found), ["task:0/CPU:2"])
+        self.assertEqual(found["task:0/CPU:2"].compute, 0.5)
+
     def test_streams_of_gpus(self):
         made = Space()
         made.plane("/host:CPU", {"python": [("tfscale_step", 0, 100, {})]})

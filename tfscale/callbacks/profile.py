@@ -36,11 +36,12 @@ _RULE = "two integers from 0, and the second one larger"
 class Profile(keras.callbacks.Callback):
     """Runs TensorFlow's profiler around some steps, and reads what it wrote.
 
-    After these steps a table says for each device the share of the time that it
-    computes, communicates over each axis of the mesh, does both at once and is
-    idle; and of the idle time, how long it waits for input and in the bubble of
-    a pipeline. The overlap is the time of both over that of communication. A
-    second table has the ten layers that take longest, forward and backward.
+    After these steps a table, which `fit` with `verbose=0` does not print, says
+    for each device the share of the time that it computes, communicates over
+    each axis of the mesh, does both at once and is idle; and of the idle time,
+    how long it waits for input and in the bubble of a pipeline. The overlap is
+    the time of both over that of communication. A second table has the ten
+    layers that take longest, forward and backward.
 
     The means over devices are in the logs of the epoch, from 0 to 1:
     `profile_compute`, `profile_communication`, `profile_idle`,
@@ -52,7 +53,8 @@ class Profile(keras.callbacks.Callback):
     workers write to `log_dir/worker_0` and so on; the first one prints.
 
     Operations count for the layer in whose scope they are: not those of a
-    `tf.custom_gradient`, which has none.
+    `tf.custom_gradient`, which has none, and of CPUs not those that XLA
+    compiles.
 
     With `steps_per_execution` whole executions are profiled, all that have one
     of the steps. While the callback is there, each step waits for its results.
@@ -251,7 +253,7 @@ class Profile(keras.callbacks.Callback):
             self._note_figures(model)
             with open(os.path.join(self._folder, "timeline.json"), "w") as file:
                 json.dump(as_chrome_trace(self.timelines()), file)
-        if self._task == 0:
+        if self._task == 0 and self.params and self.params.get("verbose"):
             print(self.table())
 
     def _note_figures(self, model):

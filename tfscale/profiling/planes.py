@@ -122,7 +122,7 @@ def _events(plane, line) -> Iterator[_Traced]:
 
 def _host_events(host, axis_of, single):
     parents: dict[int, int] = {}  # of a run of a function; 0 is the step
-    operations = []
+    operations, compiled = [], []
     for events in host:
         inside: list[tuple[int, int]] = []  # (end, run)
         for event in sorted(events, key=lambda e: (e.begin, -e.end)):
@@ -135,6 +135,8 @@ def _host_events(host, axis_of, single):
                 inside.append((event.end, _number(event.stats.get("_c", -1))))
             elif event.name == "FunctionRun" and run is not None:
                 parents[_number(event.stats.get("_p", -1))] = run
+            elif event.stats.get("hlo_op") == event.name:
+                compiled.append(event)
             elif run != 0 and event.name.endswith(f":{event.operation}"):
                 operations.append((run, event))
     operations = _of_steps(operations, parents)
@@ -142,6 +144,10 @@ def _host_events(host, axis_of, single):
     for root, event in operations:
         if event.operation == "_Send":
             votes[root][short_name(event.stats["key"].split(";")[0])] += 1
+    if len({name for vote in votes.values() for name in vote}) <= 1:
+        # XLA does not say which device: it has compiled the whole step of one.
+        for event in compiled:
+            yield Event(single, event.begin, event.end, event.name)
     for root, event in operations:
         device = votes[root].most_common(1)[0][0] if votes[root] else single
         if "CPU" not in device:  # It only is given its work here.
