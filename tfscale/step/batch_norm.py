@@ -26,7 +26,9 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from tfscale._internals import symbols
 from tfscale.context import step_context
+from tfscale.graphs.with_gradient import with_gradient
 from tfscale.tensor_parallel.rules import rules
 
 
@@ -120,9 +122,8 @@ class NotedMoments:
             count = tf.reduce_sum(tf.cast(mask, tf.int32))
         if tf.is_tensor(count):
             # Without rows any finite value will do; NaN would give a NaN
-            # gradient.
-            mean = tf.where(count > 0, mean, tf.zeros_like(mean))
-            variance = tf.where(count > 0, variance, tf.ones_like(variance))
+            # gradient of what is multiplied by it.
+            mean, variance = _finite(count, mean, variance)
         moments = pack(count, mean, variance)
         if layer.synchronized:
             (of_all,) = self.sums([self.in_its_row(moments)])
@@ -158,6 +159,25 @@ class NotedMoments:
         """The calls noted since the last `take`."""
         calls, self.calls, self._averages = self.calls, [], {}
         return calls
+
+
+def _finite(count, mean, variance):
+    """The moments, or 0 and 1 if they are of no elements.
+
+    The gradient goes on as it is, to no elements: that of `tf.where` is a dozen
+    operations, in each layer of each replica.
+    """
+    given = [mean, variance]
+    with symbols.record.stop_recording():
+        has_elements = count > 0
+        mean = tf.where(has_elements, mean, tf.zeros_like(mean))
+        variance = tf.where(has_elements, variance, tf.ones_like(variance))
+    return with_gradient(_unchanged, [mean, variance], given)
+
+
+def _unchanged(gradients, inputs):
+    del inputs
+    return gradients
 
 
 @contextlib.contextmanager
