@@ -5,6 +5,7 @@ process: initial values, seeds and dropout masks are those of worker 0.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from unittest import mock
 
@@ -45,11 +46,16 @@ def tokens():
 
 def normalized():
     x = keras.Input((5,))
-    h = keras.layers.Dense(4, name="a")(x)
-    h = keras.layers.BatchNormalization(name="own", momentum=0.6)(h)
+    # The gradient of a bias before a normalization is rounding only.
+    h = keras.layers.Dense(4, use_bias=False, name="a")(x)
+    # Of two rows, that almost agree, a smaller one would enlarge rounding.
+    options = dict(momentum=0.6, epsilon=0.1)
+    h = keras.layers.BatchNormalization(name="own", **options)(h)
+    # And so would be that of the scale.
+    h = keras.layers.Dense(4, use_bias=False, name="between")(h)
     h = keras.layers.Dropout(0.5, name="drop")(h)
     h = keras.layers.BatchNormalization(
-        name="all", momentum=0.6, synchronized=True
+        name="all", synchronized=True, **options
     )(h)
     return keras.Model(x, keras.layers.Dense(3, name="b")(h))
 
@@ -63,7 +69,6 @@ def dropped():
 
 def averaging():
     x = keras.Input((5,))
-    # The gradient of a bias before a normalization is rounding only.
     h = keras.layers.Dense(4, use_bias=False, name="a")(x)
     h = keras.layers.BatchNormalization(name="own", momentum=0.6)(h)
     return keras.Model(x, keras.layers.Dense(3, name="b")(h))
@@ -175,9 +180,9 @@ class Row:
         reference: How one process does.
         predicts: Whether what was trained is to predict, too.
         rtol: See `same_numbers`.
-        collectives: How many there are in the functions of a step; None
+        collectives: How many there are in the functions of training; None
             where nobody counts.
-        in_predict: How many more there are in that of `predict`.
+        in_validation: How many of these there are in that of validation.
         is_compiled: Whether XLA compiles clusters of the step.
     """
 
@@ -187,18 +192,21 @@ class Row:
     predicts: bool = False
     rtol: float = same_numbers.RTOL
     collectives: int | None = None
-    in_predict: int = 0
+    in_validation: int = 0
     is_compiled: bool = False
 
     @property
     def possible_collectives(self) -> set[int]:
         """All numbers that may be counted."""
         if releases.TRACES_ITERATORS:
-            return {self.collectives + self.in_predict}
+            return {self.collectives + self.in_validation}
         # A batch is drawn before the step, which may be traced for a last batch
         # of fewer rows once more.
-        step = self.collectives - 1
-        return {step + self.in_predict, 2 * step + self.in_predict}
+        step, validation = self.collectives - 1, self.in_validation - 1
+        if not self.in_validation:
+            return {step, 2 * step}
+        traces = itertools.product((1, 2), (1, 2))
+        return {n * step + m * validation for n, m in traces}
 
 
 def compiled(train):
@@ -247,7 +255,10 @@ ROWS = {
     # In training: is there a batch, the divisors of losses, gradients, and
     # logs. All but gradients in validation.
     "data": Row(
-        *(JOBS["plain"], plainly(2)), predicts=True, collectives=4, in_predict=3
+        *(JOBS["plain"], plainly(2)),
+        predicts=True,
+        collectives=4,
+        in_validation=3,
     ),
     "embedding": Row(JOBS["embedding"], plainly(2), collectives=4),
     # And statistics of all, forwards and backwards. They were 14.
