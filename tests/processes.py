@@ -73,7 +73,7 @@ def pytest_addoption(parser):
         type=_number,
         default=0,
         help="Each file in a forked process, so many at a time. 0: all in "
-        "this one. auto: one for each core and two more, as some wait.",
+        "this one. auto: one for each core and one more, as some wait.",
     )
     parser.addoption(
         "--exhaustive",
@@ -86,7 +86,7 @@ def pytest_addoption(parser):
 
 
 def _number(text):
-    return len(os.sched_getaffinity(0)) + 2 if text == "auto" else int(text)
+    return len(os.sched_getaffinity(0)) + 1 if text == "auto" else int(text)
 
 
 def pytest_runtestloop(session):

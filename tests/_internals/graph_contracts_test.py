@@ -1,5 +1,6 @@
 """What stages and datasets rely on in graphs of TensorFlow and in tf.data."""
 
+import glob
 from unittest import mock
 
 import keras
@@ -279,6 +280,26 @@ class GraphTest(tf.test.TestCase):
         graph = run.get_concrete_function(tf.constant(3.0)).graph
         (product,) = [op for op in graph.get_operations() if op.type == "Mul"]
         self.assertIs(product.get_attr("_XlaCompile"), False)
+
+    @holds("xplane_pb2", "XSpace")
+    def test_the_profiler_writes_planes_with_lines_of_events(self):
+        folder = self.get_temp_dir()
+        with (
+            tf.profiler.experimental.Profile(folder),
+            tf.profiler.experimental.Trace("traced", step_num=0, _r=1),
+        ):
+            tf.square(2.0)
+        (path,) = glob.glob(f"{folder}/plugins/profile/*/*.xplane.pb")
+        space = symbols.xplane_pb2.XSpace()
+        with open(path, "rb") as file:
+            space.ParseFromString(file.read())
+        names = {
+            plane.event_metadata[event.metadata_id].name
+            for plane in space.planes
+            for line in plane.lines
+            for event in line.events
+        }
+        self.assertIn("traced", names)
 
     @holds("tf_optimizer", "OptimizeGraph")
     @holds("cluster", "Cluster")

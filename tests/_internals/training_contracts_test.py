@@ -97,6 +97,21 @@ class TrainerTest(tf.test.TestCase):
         model.save_weights(self.get_temp_dir() + "/model.weights.h5")
         self.assertNotEmpty(calls)
 
+    @holds("saving_options.keras_option_scope", "use_legacy_config")
+    def test_an_hdf5_file_asks_for_a_configuration_of_the_old_format(self):
+        seen = []
+
+        class Asked(keras.Sequential):
+            def get_config(self):
+                seen.append(attributes.writes_old_format())
+                return super().get_config()
+
+        model = Asked([keras.Input((2,)), keras.layers.Dense(1)])
+        path = self.get_temp_dir() + "/model"
+        model.save(path + ".keras")
+        keras.saving.save_model(model, path + ".h5")
+        self.assertEqual((seen[0], seen[-1]), (False, True))
+
     @holds("Model.fit", "_maybe_symbolic_build")
     def test_what_is_left_to_build_is_built_once_before_the_first_step(self):
         calls = []

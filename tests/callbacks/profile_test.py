@@ -150,9 +150,17 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
             )
             model.compile("sgd", "mse")
         x = np.ones((ROWS, WIDTH), "float32")
-        folder = self.create_tempdir().full_path
         self.enter_context(mock.patch.object(measure, "_UNMEASURED", 0))
         self.enter_context(mock.patch.object(measure, "_MEASURED", 1))
+        # Of several steps the shortest: other processes disturbed it least.
+        steps = [self._step_of_both(model, x) for _ in range(5)]
+        _, shares_of_both = min(steps)
+        for profiled, measured in shares_of_both:
+            self.assertAllClose(profiled, measured, atol=0.02, rtol=0)
+
+    def _step_of_both(self, model, x):
+        """The length of a step, and for each device its bubble by both."""
+        folder = self.create_tempdir().full_path
         with (
             tf.profiler.experimental.Profile(folder),
             tf.profiler.experimental.Trace(planes.STEP, step_num=0, _r=1),
@@ -169,11 +177,14 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
         # The step is as long as in `timelines`, without the trace of it.
         ((begin, stop),) = recording.steps
         scale = 1e-12 * (stop - begin) / end
-        for index, device in enumerate(devices):
-            busy = sum(s.end - s.start for s in spans if s.device == index)
-            self.assertAllClose(
-                found[device].bubble * scale, 1 - busy / end, atol=0.02, rtol=0
-            )
+        busy = [
+            sum(s.end - s.start for s in spans if s.device == index)
+            for index in range(len(devices))
+        ]
+        return end, [
+            (found[device].bubble * scale, 1 - each / end)
+            for device, each in zip(devices, busy)
+        ]
 
     @parameterized.parameters(
         (None,),

@@ -219,7 +219,7 @@ class FailureDetectorTest(parameterized.TestCase):
             mock.patch.object(failure_detector, "_SECONDS_TO_KNOW", 0.1),
             self.assertRaisesRegex(
                 ConnectionError,
-                rf"within 20 s, at {first._cluster.address}, .*Barrier timed",
+                rf"after 20 s, at {first._cluster.address}, .*Barrier timed",
             ),
             first.joining(20.0),
         ):

@@ -182,7 +182,7 @@ class FailingStepTest(tf.test.TestCase, parameterized.TestCase):
         before = [np.array(variable) for variable in model.variables]
         y[3, 3] = np.nan
         with self.assertRaisesRegex(
-            FloatingPointError, "loss must be finite.*NaN.*those before"
+            FloatingPointError, "loss must be finite.*NaN.*changed no variable"
         ):
             model.fit(x, y, verbose=0)
         for old, variable in zip(before, model.variables):
@@ -303,7 +303,7 @@ class PythonFunctionTest(parameterized.TestCase):
 
     def test_of_a_gradient_is_refused_in_several(self):
         # TensorFlow said "KeyError: b'pyfunc_..'" in the middle of a step.
-        with self.assertRaisesRegex(ValueError, "several microb.*py.*numpy_fu"):
+        with self.assertRaisesRegex(ValueError, "py.*several microb.*numpy_fu"):
             self.fit(2)
 
 

@@ -135,8 +135,8 @@ class OptimizerTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("adafactor", mlp, OPTIMIZERS.Adafactor, "Adafactor, which needs"),
-        ("lamb", mlp, OPTIMIZERS.Lamb, "Lamb, which needs the whole"),
-        ("muon", mlp, OPTIMIZERS.Muon, "Muon, which needs the whole"),
+        ("lamb", mlp, OPTIMIZERS.Lamb, "Lamb, which needs whole"),
+        ("muon", mlp, OPTIMIZERS.Muon, "Muon, which needs whole"),
         (
             "accumulation",
             mlp,

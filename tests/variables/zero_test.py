@@ -493,8 +493,8 @@ class RefusalTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("adafactor", OPTIMIZERS.Adafactor, "Adafactor, which needs"),
-        ("lamb", OPTIMIZERS.Lamb, "Lamb, which needs the whole"),
-        ("muon", OPTIMIZERS.Muon, "Muon, which needs the whole"),
+        ("lamb", OPTIMIZERS.Lamb, "Lamb, which needs whole"),
+        ("muon", OPTIMIZERS.Muon, "Muon, which needs whole"),
         (
             "several",
             lambda: OPTIMIZERS.MultiOptimizer(

@@ -29,6 +29,7 @@ LOWERED = "_lower_using_switch_merge"
 NOT_INLINED = {symbols.NO_INLINE: True}
 
 _STATELESS_SCOPE = "stateless_scope"
+_OLD_FORMAT = "use_legacy_config"
 
 
 def name_scope_callers() -> list[Any]:
@@ -83,6 +84,11 @@ def predicting_model(function: Any) -> keras.Model | None:
 def obj_type(model: keras.Model) -> str:
     """How Keras finds the attributes of a model to save."""
     return model._obj_type()
+
+
+def writes_old_format() -> bool:
+    """Whether Keras asks for configurations for an HDF5 file."""
+    return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))
 
 
 def put_key_value(key: str, value: str) -> None:

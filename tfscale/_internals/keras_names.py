@@ -23,6 +23,8 @@ backend.common.stateless_scope.StatelessScope.__enter__
     stateless_scope: key of the scope in which variables are made late
 utils.naming.uniquify
     object_name_uids: how often a name was given, in each thread
+legacy.saving.saving_options.keras_option_scope
+    use_legacy_config: key of what is set while HDF5 files are written
 # --- layers and models
 layers.layer.Layer.__init__
     _losses: what ranks noted down, each for itself

@@ -86,7 +86,8 @@ class Profile(keras.callbacks.Callback):
     Example:
 
     >>> import numpy as np
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> dense = keras.layers.Dense(1, name="dense")
+    >>> model = keras.Sequential([keras.Input((4,)), dense])
     >>> model.compile("sgd", "mse")
     >>> profile = Profile(steps=(2, 4))
     >>> history = model.fit(

@@ -107,8 +107,9 @@ def _events(plane, line) -> Iterator[_Traced]:
     for event in line.events:
         metadata = plane.event_metadata[event.metadata_id]
         begin = line.timestamp_ns * 1000 + event.offset_ps
+        # Identities begin with an underscore.
         stats = {
-            names[stat.metadata_id].name: value(stat)
+            names[stat.metadata_id].name.lstrip("_"): value(stat)
             for stat in (*metadata.stats, *event.stats)
         }
         yield _Traced(
@@ -132,9 +133,9 @@ def _host_events(host, axis_of, single):
             if event.name == STEP:
                 inside.append((event.end, 0))
             elif event.name == "ExecutorState::Process":
-                inside.append((event.end, _number(event.stats.get("_c", -1))))
+                inside.append((event.end, _number(event.stats.get("c", -1))))
             elif event.name == "FunctionRun" and run is not None:
-                parents[_number(event.stats.get("_p", -1))] = run
+                parents[_number(event.stats.get("p", -1))] = run
             elif event.stats.get("hlo_op") == event.name:
                 compiled.append(event)
             elif run != 0 and event.name.endswith(f":{event.operation}"):

@@ -43,6 +43,14 @@ class WrappedModel(keras.Model):
             f"{type(self).__name__!r} object has no attribute {name!r}."
         )
 
+    def _class(self):
+        # An HDF5 file of the old format names this class.
+        if attributes.writes_old_format():
+            return self.model.__class__
+        return type(self)
+
+    __class__: Any = property(_class)
+
     def __dir__(self):
         # Keras saves all attributes that are listed here. The model inside
         # would be saved twice, since both share layers and optimizer.
@@ -194,7 +202,12 @@ class WrappedModel(keras.Model):
         self.model.quantize(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration of the plain Keras model, with its class."""
+        """The configuration of the plain Keras model, with its class.
+
+        In an HDF5 file of Keras' old format it has its own entry.
+        """
+        if attributes.writes_old_format():
+            return self.model.get_config()
         config = keras.saving.serialize_keras_object(self.model)
         # A saved file has it once.
         config.pop("compile_config", None)
