@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import random
 import types
 
@@ -417,6 +418,54 @@ class FitTest(tf.test.TestCase):
         self.assertIsNone(attributes.global_generator())
         generator = tf.random.get_global_generator()
         self.assertIs(attributes.global_generator(), generator)
+
+
+class CallbacksTest(tf.test.TestCase):
+    @holds(
+        "ModelCheckpoint.__init__",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    )
+    def test_a_checkpoint_is_due_by_its_counters(self):
+        path = os.path.join(self.get_temp_dir(), "{epoch}.weights.h5")
+        callback = keras.callbacks.ModelCheckpoint(
+            path, save_weights_only=True, save_freq=3
+        )
+        callback.set_model(compiled())
+        callback.on_epoch_begin(4)
+        callback._last_batch_seen = 1
+        callback._batches_seen_since_last_saving = 2
+        callback.on_train_batch_end(2, {})
+        self.assertTrue(os.path.exists(path.format(epoch=5)))
+        self.assertEqual(
+            [getattr(callback, n) for n in fitting.MODEL_CHECKPOINT_COUNTERS],
+            [0, 2],
+        )
+
+    @holds("SwapEMAWeights.__init__", "_ema_weights_in_model")
+    def test_who_has_the_averages_is_known(self):
+        model = compiled()
+        model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+        model.optimizer.build(model.trainable_variables)
+        callback = keras.callbacks.SwapEMAWeights()
+        callback.set_model(model)
+        (name,) = fitting.SWAP_EMA_STATE
+        self.assertFalse(getattr(callback, name))
+        callback.on_test_begin()
+        self.assertTrue(getattr(callback, name))
+
+    @holds("TensorBoard.__init__", "_global_train_batch", "_global_test_batch")
+    def test_tensorboard_counts_its_steps(self):
+        callback = keras.callbacks.TensorBoard(self.get_temp_dir())
+        self.assertEqual(
+            [getattr(callback, n) for n in fitting.TENSORBOARD_STEPS], [0] * 2
+        )
+        callback.on_train_batch_begin(0)
+        callback.on_test_batch_begin(0)
+        self.assertEqual(
+            [getattr(callback, n) for n in fitting.TENSORBOARD_STEPS],
+            [1, 1],
+        )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,14 @@ from tfscale._internals.symbols import DistributedDataset
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import PerReplicaSpec
 
+# Private state that callbacks of Keras keep for later steps.
+MODEL_CHECKPOINT_COUNTERS = (
+    "_batches_seen_since_last_saving",
+    "_last_batch_seen",
+)
+SWAP_EMA_STATE = ("_ema_weights_in_model",)
+TENSORBOARD_STEPS = ("_global_train_batch", "_global_test_batch")
+
 
 def running_fit(
     model: keras.Model,

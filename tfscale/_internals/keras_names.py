@@ -141,5 +141,12 @@ trainers.data_adapters.array_data_adapter.ArrayDataAdapter.__init__
     _shuffle: without a seed a run cannot go on with the same data
 random.seed_generator
     GLOBAL_SEED_GENERATOR: whether it is there, which it is once used
+# --- what callbacks keep
+callbacks.model_checkpoint.ModelCheckpoint.__init__
+    _batches_seen_since_last_saving, _last_batch_seen: kept in a backup
+callbacks.swap_ema_weights.SwapEMAWeights.__init__
+    _ema_weights_in_model: kept in a backup
+callbacks.tensorboard.TensorBoard.__init__
+    _global_train_batch, _global_test_batch: kept in a backup
 """
 KERAS += releases.KERAS

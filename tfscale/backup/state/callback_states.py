@@ -9,32 +9,25 @@ from typing import Any
 
 import keras
 
-from tfscale._internals import instances
+from tfscale._internals import fitting
 
 _callbacks = keras.callbacks
 
-# Attributes by class. `min_delta` of those that monitor is left out: its sign
-# is set on first use.
+# Attributes by class, private ones among them: `_internals` lists these.
+# `min_delta` of those that monitor is left out: its sign is set on first use.
 _ATTRIBUTES = {
     _callbacks.EarlyStopping: (
         *("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
     ),
     _callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
-    _callbacks.ModelCheckpoint: ("best",),
-    _callbacks.SwapEMAWeights: (),
-    _callbacks.TensorBoard: (),
+    _callbacks.ModelCheckpoint: ("best", *fitting.MODEL_CHECKPOINT_COUNTERS),
+    _callbacks.SwapEMAWeights: fitting.SWAP_EMA_STATE,
+    _callbacks.TensorBoard: fitting.TENSORBOARD_STEPS,
     _callbacks.History: ("history", "epoch"),
     # They have no state: their actions follow from epoch and logs.
     _callbacks.LearningRateScheduler: (),
     _callbacks.RemoteMonitor: (),
     _callbacks.TerminateOnNaN: (),
-}
-
-# The type of the private attributes that count or note something.
-_PRIVATE = {
-    _callbacks.ModelCheckpoint: int,
-    _callbacks.SwapEMAWeights: bool,
-    _callbacks.TensorBoard: int,
 }
 
 
@@ -78,10 +71,9 @@ def state_of(callback: keras.callbacks.Callback) -> Any:
     if kind is None:
         return None
     return {
-        name: value
-        for name, value in instances.attributes_of(callback).items()
-        if name in _ATTRIBUTES[kind]
-        or (name.startswith("_") and type(value) is _PRIVATE.get(kind))
+        name: getattr(callback, name)
+        for name in _ATTRIBUTES[kind]
+        if hasattr(callback, name)
     }
 
 
