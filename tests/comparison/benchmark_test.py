@@ -2,7 +2,9 @@
 
 import functools
 import json
+import sys
 import time
+from unittest import mock
 
 import keras
 import numpy as np
@@ -12,6 +14,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tests import forked_python
 
 ROWS, SLEEP = 12, 0.1
 
@@ -70,6 +73,13 @@ def stuck():
 
 
 class BenchmarkTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        # Its processes need not import TensorFlow once more.
+        self.enter_context(
+            mock.patch.object(sys, "executable", forked_python.executable())
+        )
+
     def test_times_of_steps_that_are_known(self):
         report = tfscale.benchmark(
             build_model,

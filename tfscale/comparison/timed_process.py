@@ -36,16 +36,15 @@ class TimedProcess:
     def __init__(self, job: Job, launch: Sequence[str], timeout: float):
         self._timeout = timeout
         self._wires: Any = None
-        # Closed in the order opposite to that in which they are opened.
         self._opened = contextlib.ExitStack()
-        folder = self._opened.enter_context(tempfile.TemporaryDirectory())
-        path = os.path.join(folder, "job")
+        self._folder = tempfile.TemporaryDirectory()
+        path = os.path.join(self._folder.name, "job")
         with open(path, "wb") as file:
             main = multiprocessing.spawn.get_preparation_data("benchmark")
             del main["authkey"]  # a secret, which refuses to be written
             pickle.dump(main, file)
             pickle.dump(job, file)
-        self._errors = os.path.join(folder, "stderr")
+        self._errors = os.path.join(self._folder.name, "stderr")
         listener = socket.create_server(("localhost", 0))
         command = [_MODULE, path, str(listener.getsockname()[1])]
         if launch:
@@ -88,6 +87,7 @@ class TimedProcess:
             self._wires.flush()
             line = self._wires.readline()
         except TimeoutError as error:
+            self.kill()
             raise TimeoutError(
                 f"No end of a turn in {self._timeout} seconds."
             ) from error
@@ -106,11 +106,9 @@ class TimedProcess:
 
     def end(self) -> None:
         """Lets the processes end, and kills those that do not."""
-        if self._wires is not None:
-            with contextlib.suppress(OSError):
-                self._wires.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_SECONDS_TO_END)
+        self._hang_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
         self.kill()
 
     def kill(self) -> None:
@@ -118,5 +116,9 @@ class TimedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._hang_up()
+        self._folder.cleanup()
+
+    def _hang_up(self):
         with contextlib.suppress(OSError):  # what the other end has not read
             self._opened.close()
