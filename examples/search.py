@@ -15,6 +15,7 @@ machines see.
 import functools
 import json
 import os
+import time
 
 from absl import app
 from absl import flags
@@ -38,6 +39,8 @@ STORAGE = flags.DEFINE_string(
     "storage", "search_results", "Folder of results and backups."
 )
 NAME = flags.DEFINE_string("name", "search", "Name of this search.")
+# Ray takes up to minutes to end the trials of a driver that was killed.
+SECONDS_TO_END = 180.0
 USE_GPUS = flags.DEFINE_bool("gpus", False, "Whether devices are GPUs.")
 
 
@@ -65,7 +68,8 @@ def train(config, flag_lines, storage):
             metrics=["accuracy"],
         )
     backups = os.path.join(storage, tune.get_context().get_trial_id())
-    model.fit(
+    fit = functools.partial(
+        model.fit,
         *mlp.clusters(mlp.NUM_ROWS.value, seed=0),
         validation_data=mlp.clusters(mlp.NUM_ROWS.value // 5, seed=1),
         batch_size=mlp.BATCH_SIZE.value,
@@ -81,6 +85,14 @@ def train(config, flag_lines, storage):
             ),
         ],
     )
+    deadline = time.monotonic() + SECONDS_TO_END
+    while True:
+        try:
+            return fit()
+        except BlockingIOError:  # Its earlier process has the backups.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
 
 
 def make_tuner(storage, num_devices):
@@ -128,8 +140,7 @@ def make_tuner(storage, num_devices):
         run_config=tune.RunConfig(
             name=NAME.value,
             storage_path=storage,
-            # A trial that is killed continues at its last epoch; so does one
-            # whose process of before still ends.
+            # A trial that is killed continues at its last epoch.
             failure_config=tune.FailureConfig(max_failures=3),
             verbose=1,
         ),

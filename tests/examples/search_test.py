@@ -1,5 +1,6 @@
 """The example that searches, on a real Ray."""
 
+import contextlib
 import glob
 import importlib.util
 import json
@@ -8,12 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import unittest
 
 import pytest
 from absl.testing import absltest
 
 from tests.source_files import REPOSITORY
+from tfscale.backup.files.lock import FolderLock
 
 SECONDS = 400.0
 SMALL = ("--num_rows=320", "--num_epochs=3", "--min_epochs=3")
@@ -123,6 +127,10 @@ class SearchTest(absltest.TestCase):
         arguments = ("--num_trials=2", f"--storage={storage}")
         done = run(*arguments, program=("-c", KILL))
         self.assertEqual(done.returncode, -signal.SIGKILL, done.stderr)
+        # A trial of the killed driver has its backups for so long.
+        trial = min(glob.glob(f"{storage}/backups/*"))
+        lock = self._when_free(trial)
+        threading.Timer(45.0, lock.release).start()
         done = run(*arguments)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         done = run("--num_trials=2", f"--storage={whole}")
@@ -135,6 +143,14 @@ class SearchTest(absltest.TestCase):
                 losses, {epoch: expected[option][epoch] for epoch in losses}
             )
             self.assertIn(3, losses)
+
+    def _when_free(self, folder):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                return FolderLock(folder)
+            time.sleep(1.0)
+        self.fail(f"{folder} is in use")
 
     def test_a_group_is_not_larger_than_a_machine(self):
         done = run("--num_replicas=4096", f"--storage={tempfile.mkdtemp()}")
