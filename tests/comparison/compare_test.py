@@ -242,6 +242,23 @@ class FindsTest(parameterized.TestCase):
         self.assertLen(found, 1, report.table())
         self.assertRegex(found[0].reason, reason)
 
+    def test_a_layer_that_counts_calls_is_named_in_microbatches(self):
+        def build():
+            return mlp(layers.SpectralNormalization(layers.Dense(8), name="s"))
+
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        report = tfscale.compare(
+            build,
+            batches(X, Y),
+            strategy,
+            wrap=lambda model: tfscale.PipelineModel(model, 2),
+            dtype="float64",
+        )
+        found = report.differences()
+        self.assertNotEmpty(found)
+        for each in found:
+            self.assertRegex(each.reason, "counters, averages over calls.*: s")
+
     def test_an_optimizer_with_a_norm_is_refused_on_shards(self):
         # By its exact trial, before the first step; nothing is trained.
         with self.assertRaisesRegex(ValueError, "Normed"):

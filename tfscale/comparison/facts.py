@@ -22,6 +22,7 @@ class Facts:
 
     Attributes:
         batch_norms: BatchNormalization layers that are not synchronized.
+        counting: SpectralNormalization layers, which count calls.
         layers: Layers with a `call` that is not Keras'.
         losses: Losses that are not Keras', or compare rows.
         metrics: Metrics with an `update_state` that is not Keras'.
@@ -31,6 +32,7 @@ class Facts:
     """
 
     batch_norms: Sequence[str]
+    counting: Sequence[str]
     layers: Sequence[str]
     losses: Sequence[str]
     metrics: Sequence[str]
@@ -49,6 +51,11 @@ def facts_of(training: Any) -> Facts:
             x.name
             for x in layers
             if isinstance(x, norms) and not x.synchronized
+        ],
+        counting=[
+            x.name
+            for x in layers
+            if isinstance(x, keras.layers.SpectralNormalization)
         ],
         layers=[
             x.name

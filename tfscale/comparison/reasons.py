@@ -31,12 +31,14 @@ def reason_of(key: Key, differing: Collection[Key], facts: Facts) -> str:
     if key.phase == "evaluate":
         return ROUNDING
     norms = _listed("`BatchNormalization` in training", facts.batch_norms)
+    counting = _listed("counters, averages over calls", facts.counting)
     draws = _listed("dropout, noise, random augmentation", facts.drawing)
     custom_step = '"Gradients changed by hand", "A step of your own"'
     optimizers = _listed("an optimizer of your own", facts.optimizers)
     return (
         draws
         or norms
+        or counting
         or custom_step * facts.has_custom_step
         or optimizers
         or _listed("layers across rows", facts.layers)
