@@ -76,7 +76,14 @@ def trained(profile, mesh=None, layers=(), epochs=1, wait=0.0, **kwargs):
     """Trains for 8 steps an epoch; the model and its history."""
     strategy = tf.distribute.get_strategy()
     if mesh is not None:
-        strategy = tfscale.MeshStrategy(tfscale.device_mesh(**mesh))
+        grid = tfscale.device_mesh(**mesh)
+        layout_map = None
+        if "model" in mesh:
+            layout_map = keras.distribution.LayoutMap(grid)
+            layout_map[".*layer_[02]/kernel"] = (None, "model")
+            layout_map[".*layer_[02]/bias"] = ("model",)
+            layout_map[".*layer_[13]/kernel"] = ("model", None)
+        strategy = tfscale.MeshStrategy(grid, layout_map)
     with strategy.scope():
         inputs = keras.Input((WIDTH,))
         layers = layers or [
@@ -189,6 +196,7 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
     @parameterized.parameters(
         (None,),
         ({"data": 2},),
+        ({"model": 2},),
         ({"pipeline": 2},),
         ({"data": 2, "pipeline": 2},),
     )

@@ -59,8 +59,8 @@ class Profile(keras.callbacks.Callback):
     With `steps_per_execution` whole executions are profiled, all that have one
     of the steps. While the callback is there, each step waits for its results.
 
-    On CPUs a device communicates while it sends or takes part in a collective
-    operation of workers; a wait for what another device sends is idle time.
+    On CPUs a device communicates while it sends to another device of its
+    process. It is idle while it waits for one, or for other workers.
     Planes of GPUs are read by the names that TensorFlow documents for kernels,
     copies and NCCL, and were not tried on several GPUs: which axis NCCL sends
     over is only known if the mesh has a single axis, and is "several" else.
