@@ -103,6 +103,14 @@ def run(arguments, cwd, env=None, input="", timeout=None):
     )
 
 
+def output(arguments, cwd, **options):
+    """All that `python arguments` prints; it has to end well."""
+    process = run(arguments, cwd, **options)
+    text = process.stdout + process.stderr
+    assert process.returncode == 0, text
+    return text
+
+
 def count_seconds():
     """From here on programs of this process are counted."""
     os.environ[_USED] = os.path.join(_folder, f"used-{os.getpid()}")

@@ -132,7 +132,7 @@ class BenchmarkTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"build_model": lambda: None}, ValueError, "build_model"),
-        ({"build_model": keras.Sequential()}, TypeError, "build_model"),
+        ({"build_model": "a model"}, TypeError, "build_model"),
         ({"dataset": 3}, TypeError, "dataset"),
         ({"strategies": {}}, ValueError, "strategies"),
         ({"strategies": {"one device": replicas}}, ValueError, "one device"),
@@ -151,6 +151,12 @@ class BenchmarkTest(parameterized.TestCase):
         }
         with self.assertRaisesRegex(error, text):
             tfscale.benchmark(**arguments)
+
+    def test_a_model_in_place_of_a_function_is_refused(self):
+        with self.assertRaisesRegex(TypeError, "build_model.*Sequential"):
+            tfscale.benchmark(
+                keras.Sequential(), dataset, {"replicas": replicas}
+            )
 
 
 if __name__ == "__main__":
