@@ -39,6 +39,8 @@ class StoppingTest(absltest.TestCase):
         def work():
             both = (signal.SIGTERM, signal.SIGINT)
             signal.signal(signal.SIGTERM, lambda *_: say("theirs"))
+            # A shell starts what runs in the background without it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             for number in both:
                 signals = StopSignals(both, lambda: False)
                 signals.watch()
