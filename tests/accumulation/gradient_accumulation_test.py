@@ -623,7 +623,7 @@ class BadInputTest(parameterized.TestCase):
         (keras.Model, _accumulating_twice, "Received: both", 4),
         (keras.Model, "sgd", "=9 and batches of 8 rows .of each replica", 9),
         # Keras took it for the end of the data, and nothing was trained.
-        (Differing, "sgd", "more losses than on trial", 4),
+        (Differing, "sgd", "more losses than in its first trace", 4),
     )
     def test_nothing_is_changed_on_replicas(self, *arguments):
         mesh = tfscale.device_mesh(data=2)

@@ -594,7 +594,7 @@ class ExportTest(tf.test.TestCase):
 
     def test_without_a_backup_it_is_an_error(self):
         path = self.create_tempdir().full_path
-        with self.assertRaisesRegex(FileNotFoundError, "which has none"):
+        with self.assertRaisesRegex(FileNotFoundError, "must contain a backup"):
             tfscale.export_backup(path, path + "/model.keras")
         with self.assertRaisesRegex(ValueError, "must end in"):
             tfscale.export_backup(path, path + "/model.h5")

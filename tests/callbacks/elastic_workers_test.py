@@ -113,7 +113,7 @@ class PlanTest(parameterized.TestCase):
             ElasticWorkers(**arguments)
 
     @parameterized.parameters(
-        (None, {0: 1}, {}, "that it did not start"),
+        (None, {0: 1}, {}, "started without a range"),
         ((1, 4, 1, 1), {0: 1, 2: 5}, {}, r"\[5\] outside .*1 to .*=4"),
         ((2, 4, 2, 2), {0: 1, 2: 3}, {}, r"\[1\] outside .*2 to .*=4"),
         ((1, 99, 1, 1), {0: 1, 2: 64}, {}, r"\[64\] outside .*1 to .*=63"),

@@ -57,8 +57,8 @@ class TfConfigTest(parameterized.TestCase):
     @parameterized.parameters(
         ("{'cluster'", "must be JSON. Received: .* at character 1"),
         ("[1]", "must be a JSON object. Received: .1."),
-        ({"cluster": TWO}, "which task of the cluster .* Received: "),
-        ({"cluster": TWO, "task": {"type": "worker"}}, "which task"),
+        ({"cluster": TWO}, "task in the cluster, .* Received: "),
+        ({"cluster": TWO, "task": {"type": "worker"}}, "task in the cluster"),
         (
             {"cluster": TWO, "task": {"type": "worker", "index": 2}},
             "task 2 of job 'worker', which has 2 tasks",
@@ -67,7 +67,7 @@ class TfConfigTest(parameterized.TestCase):
             {"cluster": TWO, "task": {"type": "ps", "index": 0}},
             "job 'ps', which has 0 tasks; the cluster is {'worker': 2}",
         ),
-        ({"cluster": {"worker": "a:1"}, "task": TASK}, "lists of addresses"),
+        ({"cluster": {"worker": "a:1"}, "task": TASK}, "a list of addresses"),
         ({"cluster": {"worker": ["a"]}, "task": TASK}, "'host:port'.*'a'"),
         ({"cluster": {"worker": ["a:1"] * 2}, "task": TASK}, "'a:1' more than"),
         (
@@ -151,7 +151,7 @@ class EnvironmentTest(parameterized.TestCase):
         (dict(SLURM_STEP_TASKS_PER_NODE="3,2"), r"\[3, 2\] tasks, of 4"),
         (dict(SLURM_STEP_NUM_TASKS="4.0"), "STEP_NUM_TASKS must be a number"),
         (dict(SLURM_PROCID=None), "SLURM_PROCID must be a number.*''"),
-        (dict(SLURMD_NODENAME="gpu09"), "task 3 on 'gpu09', in place of"),
+        (dict(SLURMD_NODENAME="gpu09"), "task 3 on 'gpu09' instead of"),
     )
     def test_a_slurm_step_that_does_not_fit_is_refused(self, change, message):
         environ = {**SLURM, **change}

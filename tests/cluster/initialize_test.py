@@ -73,7 +73,7 @@ class InitializeTest(parameterized.TestCase):
     def test_a_broken_environment_is_an_error(self):
         cases = {
             "{": "must be JSON",
-            '{"cluster": {"worker": ["a:1", "b:1"]}}': "which task",
+            '{"cluster": {"worker": ["a:1", "b:1"]}}': "task in the cluster",
             '{"cluster": {"worker": ["a:1", "b:1"]}, '
             '"task": {"type": "worker", "index": 2}}': "task 2",
             '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, '

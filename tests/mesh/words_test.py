@@ -176,7 +176,7 @@ class ByHandTest(parameterized.TestCase):
 
         run = tf.function(lambda: mesh_strategy.run(step), autograph=False)
         with self.assertRaisesRegex(
-            RuntimeError, "cannot exchange what one iteration of"
+            RuntimeError, "cannot exchange tensors inside one iteration of"
         ):
             run()
 

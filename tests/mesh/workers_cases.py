@@ -189,7 +189,7 @@ def saving(index):
     try:
         model.save_weights(path)
     except ValueError as error:
-        return ["One worker must write a file" in str(error)]
+        return ["Only one worker may write a file" in str(error)]
     return [0.0]
 
 

@@ -140,10 +140,11 @@ class ReplicaStep:
             if found is None or found.shape.rank != tensor.shape.rank:
                 # A StopIteration would be the end of the data to Keras.
                 raise ValueError(
-                    "A step must do the same in each trace, as microbatches "
-                    "share what replicas exchange once. Received: more losses "
-                    f"than on trial, in a step of {self._model.name!r}. Leave "
-                    "out what depends on Python's state, like a counter."
+                    "`train_step` must be the same in every trace, because "
+                    "microbatches share one exchange between replicas. "
+                    f"Received: a step of {self._model.name!r} that made more "
+                    "losses than in its first trace. Remove whatever depends "
+                    "on Python's state, like a counter."
                 )
             return found
 

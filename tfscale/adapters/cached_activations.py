@@ -60,8 +60,8 @@ class PredictsToCache(in_place.Mixin):
             raise ValueError(
                 "Activations are cached by record, in the order of the source "
                 f"and without augmentation. Received: data with `{wrong}`. "
-                "Leave it out, and pass shuffle=False; the pipeline of the "
-                "cached activations may shuffle."
+                "Remove it and pass shuffle=False; the pipeline of the cached "
+                "activations may shuffle."
             )
         self.cached_weights.note()
         return super().predict(x, *args, **kwargs)
@@ -76,8 +76,8 @@ class TrainsOnCache(in_place.Mixin):
         """See `keras.Model.fit`; refuses activations that are out of date."""
         if self.cached_weights.have_changed:
             raise ValueError(
-                "Cached activations must be of the weights that the prefix "
-                f"has. Received: {self.name!r}, whose prefix has changed since "
-                "it has predicted. Call `prefix.predict` again."
+                "Cached activations must come from the current weights of the "
+                f"prefix. Received: {self.name!r}, whose prefix has changed "
+                "since its last `predict`. Call `prefix.predict` again."
             )
         return super().fit(*args, **kwargs)

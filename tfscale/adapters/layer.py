@@ -69,12 +69,12 @@ class MeshLayer(in_place.Mixin):
         mode = mode or getattr(config, "mode", None)
         if self.sharded_call is not None and mode != "int8":
             raise ValueError(
-                "Layers that run on model ranks are quantized to int8 only. "
+                "Layers on model ranks can be quantized to int8 only. "
                 f"Received: `quantize` with mode={mode!r}, for {self.path!r} "
-                f"of type {type(self).__name__}. Load the trained weights into "
-                "a plain model, made outside of the strategy's scope, quantize "
-                "and save that, and load it in the scope. Layers before this "
-                "one may be quantized already: do not go on with this model."
+                f"of type {type(self).__name__}. To use that mode, load the "
+                "trained weights into a plain model outside of the strategy's "
+                "scope, quantize and save it, and load the file in the scope. "
+                "Earlier layers may already be quantized: discard this model."
             )
         quantize = releases.quantize_of(self, super().quantize)
         strategy = attributes.value_of(self.weights[0]).distribute_strategy

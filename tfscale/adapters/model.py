@@ -106,11 +106,11 @@ def _check_writes(model, filepath):
     writer = workers.coordination.first_to_claim(path)
     if writer != workers.index:
         raise ValueError(
-            "One worker must write a file, as all have the same weights. "
-            f"Received: {path!r} in worker {workers.index}, where worker "
-            f"{writer} writes. Save under "
-            "`if strategy.is_chief:`, and give callbacks that save to that "
-            "worker only; or name the file after the worker."
+            "Only one worker may write a file, because all workers have the "
+            f"same weights. Received: a save to {path!r} in worker "
+            f"{workers.index}; the file belongs to worker {writer}. Save under "
+            "`if strategy.is_chief:`, and pass callbacks that save to that "
+            "worker only; or put the worker's index into the name of the file."
         )
 
 

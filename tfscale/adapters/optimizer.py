@@ -110,11 +110,11 @@ class MeshOptimizer(in_place.Mixin):
             if "in `variable.assign(value)` must match" not in str(error):
                 raise
             raise ValueError(
-                "An optimizer assigns to sharded slots by its own methods. "
-                f"Received: {type(self).__name__}, whose `update_step` calls "
-                "`assign` of a slot, which has the whole shape. Call "
-                "`self.assign(slot, value)`, `self.assign_add` or "
-                "`self.assign_sub`."
+                "An optimizer must assign to sharded slots through its own "
+                f"methods. Received: {type(self).__name__}, whose "
+                "`update_step` calls `assign` of a slot with a value of the "
+                "whole shape. Call `self.assign(slot, value)`, "
+                "`self.assign_add` or `self.assign_sub`."
             ) from error
 
     def _backend_apply_gradients(self, grads, trainable_variables):

@@ -56,8 +56,8 @@ def export_backup(
     )
     if backup is None:
         raise FileNotFoundError(
-            "`backup_dir` must have a backup. "
-            f"Received: backup_dir={backup_dir!r}, which has none."
+            "`backup_dir` must contain a backup. Received: "
+            f"backup_dir={backup_dir!r}, which contains none."
         )
     if model is None:
         config = backup.state["model"]
@@ -74,8 +74,8 @@ def export_backup(
         shape = list(entry.variable.shape)
         if found is None or found["shape"] != shape:
             raise ValueError(
-                "`model` must be the model of the run. Received: a model "
-                f"whose {entry.name!r} has shape {shape}; the backup has "
+                "`model` must be the model of the run. Received: a model in "
+                f"which {entry.name!r} has shape {shape}; in the backup it has "
                 f"{found and found['shape']}."
             )
     restore(entries, backup)

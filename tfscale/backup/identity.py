@@ -71,7 +71,7 @@ def check(
         raise ValueError(
             "A run must continue with the same model, optimizer, data and "
             f"callbacks. Received: {found}, of backup {backup.path!r}. Nothing "
-            "was changed. Restore the difference, or use another `backup_dir`."
+            "was changed. Undo the difference, or use another `backup_dir`."
         )
 
 

@@ -90,8 +90,8 @@ class ElasticWorkers(keras.callbacks.Callback):
             check_integer("plan", count, rule=rule)
         if 0 not in plan:
             raise ValueError(
-                "`plan` must say with how many workers epoch 0 begins. "
-                f"Received: plan={plan!r}. Add 0 to it."
+                "`plan` must give the number of workers for epoch 0. "
+                f"Received: plan={plan!r}. Add the key 0."
             )
         if learning_rate not in (None, "linear", *batch_adapter.RULES):
             raise ValueError(
@@ -111,27 +111,28 @@ class ElasticWorkers(keras.callbacks.Callback):
         self._group = elastic.elastic_group()
         if self._group is None:
             raise ValueError(
-                "Only the launcher can start another number of workers. "
-                "Received: ElasticWorkers in a process that it did not start "
-                "with a range. Run `python -m tfscale.launch --min_workers=1 "
-                "--max_workers=4 train.py`, or remove the callback."
+                "Only the launcher can change the number of workers. "
+                "Received: ElasticWorkers in a process that was started "
+                "without a range. Run `python -m tfscale.launch "
+                "--min_workers=1 --max_workers=4 train.py`, or remove the "
+                "callback."
             )
         self._fit = Fit(self.model)
         self._is_first_epoch = True
         self._check_numbers()
         if not self._fit.callbacks_of(BackupAndRestore):
             raise ValueError(
-                "A run goes on with other workers from its backup. Received: "
-                "ElasticWorkers without BackupAndRestore. Add "
-                "`tfscale.callbacks.BackupAndRestore(folder)`."
+                "A run continues on another number of workers from its "
+                "backup. Received: ElasticWorkers without BackupAndRestore. "
+                "Add `tfscale.callbacks.BackupAndRestore(folder)`."
             )
         self._check_batch_size()
         self._check_learning_rate()
         if self.by_goodput and self._batch_size() is None:
             raise ValueError(
-                "The goodput is of the batches of a `tfscale.data.pipeline`. "
-                "Received: plan='goodput' and other data. Pass the pipeline "
-                "itself to `fit`, or a dict as `plan`."
+                "plan='goodput' adapts the batch size of a "
+                "`tfscale.data.pipeline`. Received: plan='goodput' and other "
+                "data. Pass the pipeline itself to `fit`, or a dict as `plan`."
             )
 
     def _check_numbers(self):
@@ -139,10 +140,10 @@ class ElasticWorkers(keras.callbacks.Callback):
         outside = [n for n in self.plan.values() if not fewest <= n <= most]
         if outside:
             raise ValueError(
-                "Each number of workers must be one that the launcher may "
-                f"start. Received: plan={self.plan!r}, with {outside} outside "
-                f"of --min_workers={fewest} to --max_workers={most}. Start it "
-                "with a larger range, or change the plan."
+                "Each number of workers in `plan` must be in the launcher's "
+                f"range. Received: plan={self.plan!r}, with {outside} outside "
+                f"of --min_workers={fewest} to --max_workers={most}. Start the "
+                "launcher with a larger range, or change the plan."
             )
 
     def _check_batch_size(self):
@@ -166,10 +167,10 @@ class ElasticWorkers(keras.callbacks.Callback):
         noise = self._fit.callbacks_of(GradientNoiseScale)
         if any(one.batch_sizes for one in noise):
             raise ValueError(
-                "One callback may adapt the learning rate to the batch size. "
-                f"Received: learning_rate={self.learning_rate!r} of "
+                "Only one callback may adapt the learning rate to the batch "
+                f"size. Received: learning_rate={self.learning_rate!r} of "
                 "ElasticWorkers, and GradientNoiseScale with `batch_sizes`. "
-                "Leave one out."
+                "Set one of them to None."
             )
         if self.learning_rate == "adascale" and not noise:
             raise ValueError(

@@ -150,7 +150,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             )
         if strategy.num_replicas_in_sync == 1 and not accumulates:
             raise ValueError(
-                "The noise scale is measured by the differences between "
+                "The noise scale is computed from the differences between "
                 "replicas or microbatches. Received: one replica, and no "
                 "accumulation. Add "
                 "`tfscale.callbacks.GradientAccumulation(2)`, or train on a "
@@ -162,16 +162,16 @@ class GradientNoiseScale(keras.callbacks.Callback):
             accumulates and getattr(extended, "accumulates_shards", False)
         ):
             raise ValueError(
-                "The noise scale is measured by the differences between whole "
-                "gradients of replicas. Received: "
+                "The noise scale is computed from whole gradients of each "
+                "replica. Received: "
                 f"zero_stage={extended.optimizer_states.stage}, which shards "
-                "them. Measure it with zero_stage=1."
+                "them. Use zero_stage=1 while you measure it."
             )
         if strategy.num_replicas_in_sync > 1 and not hasattr(strategy, "mesh"):
             raise TypeError(
-                "The noise scale is measured on the replicas of a "
-                f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}."
-                " Use `tfscale.MeshStrategy`."
+                "`GradientNoiseScale` needs the replicas of a "
+                f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}. "
+                "Use `tfscale.MeshStrategy`."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:

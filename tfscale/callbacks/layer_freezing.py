@@ -224,10 +224,10 @@ def _leading_layers(model, names, frozen):
             continue
         if any(uses[id(v)] > 1 for v in call.variables):
             raise ValueError(
-                "A frozen layer must be called once and share no weights. "
-                f"Received: layer {call.name!r}, whose weights are also used "
-                "elsewhere. Set its `trainable = False` before `fit`, or "
-                "leave it, and all layers after it, out of `layers`."
+                "A frozen layer must be called once and must not share "
+                f"weights. Received: layer {call.name!r}, whose weights are "
+                "also used elsewhere. Set its `trainable = False` before "
+                "`fit`, or remove it, and all layers after it, from `layers`."
             )
         found.append(layer)
     missing = {*(names or ())} - {layer.name for layer in found}

@@ -130,9 +130,10 @@ class Cluster:
             or "index" not in task
         ):
             raise ValueError(
-                "TF_CONFIG must say which task of the cluster this process is, "
-                'as in {"cluster": ..., "task": {"type": "worker", "index": 0}}'
-                f". {_got(config)}"
+                "TF_CONFIG must give this process's task in the cluster, as "
+                "in "
+                '{"cluster": ..., "task": {"type": "worker", "index": 0}}. '
+                f"{_got(config)}"
             )
         if not isinstance(jobs, dict) or not all(
             isinstance(addresses, list)
@@ -140,8 +141,8 @@ class Cluster:
             for addresses in jobs.values()
         ):
             raise ValueError(
-                "The cluster of TF_CONFIG must be lists of addresses by job, "
-                'as in {"worker": ["host:2222", "other:2222"]}. '
+                "The cluster of TF_CONFIG must map each job to a list of "
+                'addresses, as in {"worker": ["host:2222", "other:2222"]}. '
                 f"{_got(jobs)}"
             )
         jobs = {job: tuple(addresses) for job, addresses in jobs.items()}

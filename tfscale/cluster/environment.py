@@ -75,9 +75,9 @@ def _slurm(environ):
     def read(name):
         if name not in environ:
             raise ValueError(
-                "A Slurm step of several tasks must say who they are. "
-                f"Received: SLURM_STEP_NUM_TASKS without {name}. Start the "
-                "program with `srun`, or set TF_CONFIG."
+                "Each task of a Slurm step must know its number. Received: "
+                f"SLURM_STEP_NUM_TASKS without {name}. Start the program with "
+                "`srun`, or set TF_CONFIG."
             )
         return environ[name]
 
@@ -86,8 +86,8 @@ def _slurm(environ):
     total = _number(environ, "SLURM_STEP_NUM_TASKS", "1")
     if len(hosts) != len(counts) or sum(counts) != total:
         raise ValueError(
-            "The hosts of a Slurm step must run all of its tasks. Received: "
-            f"hosts {hosts} with {counts} tasks, of {total}."
+            f"Slurm's hosts and tasks must agree. Received: hosts {hosts} with "
+            f"{counts} tasks, of {total}."
         )
     # Tasks are taken to lie in blocks, as `srun` lays them by default.
     job = _number(environ, "SLURM_JOB_ID", "")
@@ -102,8 +102,8 @@ def _slurm(environ):
     here = environ.get("SLURMD_NODENAME")
     if here and addresses[index].rpartition(":")[0] != here:
         raise ValueError(
-            "Slurm must lay tasks in blocks, the first ones on the first host. "
-            f"Received: task {index} on {here!r}, in place of "
+            "Slurm must distribute tasks in blocks, the first ones on the "
+            f"first host. Received: task {index} on {here!r} instead of "
             f"{addresses[index]!r}. Use `srun --distribution=block`."
         )
     return Cluster({"worker": tuple(addresses)}, "worker", index)

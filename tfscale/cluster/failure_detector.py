@@ -155,11 +155,12 @@ class FailureDetector:
             self.check_all_there()
             first_line = str(error).splitlines()[0][:200]
             raise ConnectionError(
-                "All workers must reach the ports of all others. Received: "
-                f"after {timeout:g} s, at {self._cluster.address}, TensorFlow "
-                f"has not connected {', '.join(self._cluster.addresses)}, "
-                f"though all of them answer ({first_line}). Look for a "
-                "firewall, or for a name with several addresses."
+                "Every worker must be able to reach the ports of all others. "
+                f"Received: after {timeout:g} s, at {self._cluster.address}, "
+                "TensorFlow has not connected "
+                f"{', '.join(self._cluster.addresses)}, though all of them "
+                f"answer ({first_line}). Check for a firewall, or for a name "
+                "with several addresses."
             ) from None
 
     def _hear(self, address, line):

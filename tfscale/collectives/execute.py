@@ -155,9 +155,9 @@ def _sizes(rows, count):
 def _check(plan, tensors, dim):
     if len(tensors) != plan.num_devices:
         raise ValueError(
-            "A plan must have a tensor for each of its devices. Received: "
-            f"{len(tensors)} tensors for a plan of {plan.num_devices} devices "
-            f"({plan.name} {plan.operation})."
+            "A collective needs one tensor for each device of its plan. "
+            f"Received: {len(tensors)} tensors for a plan of "
+            f"{plan.num_devices} devices ({plan.name} {plan.operation})."
         )
     dtypes = {tensor.dtype.name for tensor in tensors}
     if len(dtypes) > 1:

@@ -231,10 +231,10 @@ def _exchange(collective, x):
         if _IN_BRANCH not in str(error):
             raise
         raise RuntimeError(
-            "Model ranks cannot exchange tensors in a branch, a loop or a "
+            "Model ranks cannot exchange tensors inside a branch, a loop or a "
             "`tf.function` of a step. Received: a call of a sharded layer in "
             "`tf.cond`, `tf.while_loop` or the like. Keep its variables whole "
-            "(give them keys with `None`s in the layout map), or call it "
+            "(keys with `None`s in the layout map), or call the layer "
             "outside: Python loops are unrolled."
         ) from error
     # No gradient is defined. Without this, the custom gradient around it would

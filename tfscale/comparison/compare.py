@@ -191,7 +191,7 @@ def _check_same(expected, found):
         "`build_model` must build the same model each time, with the same "
         "initial weights after `keras.utils.set_random_seed`. Received: on "
         f"one device {path!r} of shape {np.shape(value)}, and then {other!r} "
-        f"of shape {np.shape(again)}, with other values. Avoid anything that "
+        f"of shape {np.shape(again)}, with different values. Remove whatever "
         "depends on the time, a counter or an earlier call."
     )
 

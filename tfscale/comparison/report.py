@@ -173,8 +173,8 @@ class Comparison:
         """Raises a ValueError with the table if a number differs."""
         if self.differences(rtol):
             raise ValueError(
-                "A model must have the numbers of one device under the "
-                f"strategy. Received, with rtol={rtol}:\n{self.table(rtol)}"
+                "A model must give the same numbers under the strategy as on "
+                f"one device. Received, with rtol={rtol}:\n{self.table(rtol)}"
             )
 
 

@@ -22,8 +22,8 @@ def tensor_bytes(tensor: tf.Tensor | tf.TensorSpec) -> int:
     """Bytes of a tensor; a `ValueError` says so if its size is not known."""
     if not tensor.shape.is_fully_defined():
         raise ValueError(
-            "Bytes of activations are known only where all sizes are. "
-            f"Received: a tensor of shape {tensor.shape}. Trace the program "
-            "for a batch that num_microbatches divides."
+            "Bytes of activations need known sizes. Received: a tensor of "
+            f"shape {tensor.shape}. Trace the program for a batch that "
+            "num_microbatches divides."
         )
     return math.prod(tensor.shape) * tensor.dtype.size

@@ -33,9 +33,9 @@ def refuse_exchange(tensors: Iterable[tf.Tensor]) -> None:
     """Refuses tensors of an iteration, which devices are to exchange."""
     if any(map(is_of_iteration, tensors)):
         raise RuntimeError(
-            "Devices cannot exchange what one iteration of `tf.vectorized_map` "
-            "or `tape.jacobian` computes. Received: a call, or a gradient, of "
-            "a layer that model ranks or replicas divide, or a sum over "
-            "replicas. Leave its variables whole, or call it outside: loops of "
-            "Python are unrolled."
+            "Devices cannot exchange tensors inside one iteration of "
+            "`tf.vectorized_map` or `tape.jacobian`. Received: a call, or a "
+            "gradient, of a layer that model ranks or replicas divide, or a "
+            "sum over replicas. Keep its variables whole, or call it outside: "
+            "Python loops are unrolled."
         )

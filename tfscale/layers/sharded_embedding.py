@@ -98,9 +98,9 @@ class ShardedEmbedding(keras.layers.Layer):
             self.num_shards = min(servers, self.input_dim)
         if self.num_shards > self.input_dim:
             raise ValueError(
-                "A shard of an embedding must have a row. Received: "
-                f"num_shards={self.num_shards}, input_dim={self.input_dim}. "
-                "Leave `num_shards` out."
+                "Each shard of an embedding must have at least one row. "
+                f"Received: num_shards={self.num_shards}, "
+                f"input_dim={self.input_dim}. Omit `num_shards`."
             )
         with tf.init_scope():  # Here, not on the server of a shard.
             table = np.asarray(
@@ -175,9 +175,9 @@ class ShardedEmbedding(keras.layers.Layer):
         table = np.asarray(store["0"])
         if table.shape != (self.input_dim, self.output_dim):
             raise ValueError(
-                "A table must have the shape of the embedding that it is "
-                f"loaded to. Received: {table.shape} for {self.name!r} of "
-                f"shape {(self.input_dim, self.output_dim)}."
+                "A table must have the shape of the embedding that loads it. "
+                f"Received: {table.shape} for {self.name!r} of shape "
+                f"{(self.input_dim, self.output_dim)}."
             )
         for number, shard in enumerate(self.shards):
             shard.assign(table[number :: self.num_shards])

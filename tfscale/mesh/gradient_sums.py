@@ -71,9 +71,9 @@ def sum_gradients(
     if step_context.current().gradient_capture is not None:
         raise ValueError(
             "`sum_gradients` needs all gradients of a batch. Received: a call "
-            "in a microbatch of GradientAccumulation, after which others "
-            "come. Use `clipnorm` or `global_clipnorm` of the optimizer, or "
-            "override its `apply`, which gets the gradients of the whole "
+            "in a microbatch of GradientAccumulation, with more microbatches "
+            "to come. Use `clipnorm` or `global_clipnorm` of the optimizer, "
+            "or override its `apply`, which gets the gradients of the whole "
             "batch."
         )
     strategy = tf.distribute.get_strategy()

@@ -49,12 +49,12 @@ def _check_divides_weights(extended, fn):
     paths = paths or [variable.path for variable in _trained_by(fn)]
     if extended.gathers_weights and paths and not states.max_gathered_bytes:
         raise ValueError(
-            "zero_stage=3 needs weights to divide: trainable ones of at least "
-            f"{zero.MIN_ELEMENTS} elements with a dim that the replicas "
-            f"divide. Received: {len(paths)} variables, {paths[0]!r} the "
-            f"first, and none that {extended.num_replicas} replicas divide. "
-            "Use zero_stage=0 for a small model, or name dims in a layout "
-            "map: {'.*kernel': ('data', None)}."
+            "zero_stage=3 needs weights that it can divide: trainable ones of "
+            f"at least {zero.MIN_ELEMENTS} elements with a dim that the number "
+            f"of replicas divides. Received: {len(paths)} variables, the first "
+            f"{paths[0]!r}, and none that {extended.num_replicas} replicas "
+            "divide. Use zero_stage=0 for a small model, or name dims in a "
+            "layout map: {'.*kernel': ('data', None)}."
         )
 
 

@@ -34,8 +34,8 @@ class Scope:
             raise ValueError(
                 "Scopes of different strategies must not be nested. Received: "
                 "the scope of a `MeshStrategy` in another strategy's. Leave "
-                "that first; one strategy covers all axes of its mesh. (`fit` "
-                "enters the scope in which a model was created.)"
+                "the outer scope first; one strategy covers all axes of its "
+                "mesh. (`fit` enters the scope in which a model was created.)"
             ) from error
 
     def __exit__(self, kind, error, traceback):

@@ -173,9 +173,9 @@ def check_training_data(x: Any, steps_per_epoch: int | None) -> None:
     cardinality = int(x.cardinality())
     if cardinality >= 0:  # neither infinite nor unknown
         raise ValueError(
-            "A training dataset of workers must not end, because it is not "
-            "known how many steps each worker runs. Received: one of "
-            f"{cardinality} batches. End it in `.repeat()`."
+            "A training dataset on parameter servers must not end, because "
+            "the number of steps of each worker is not known. Received: one "
+            f"of {cardinality} batches. End it in `.repeat()`."
         )
 
 

@@ -128,9 +128,9 @@ def explained(cluster: Cluster) -> Iterator[None]:
         yield
     except tf.errors.OutOfRangeError as error:
         raise ValueError(
-            "A training dataset of workers must not end, because it is not "
-            "known how many steps each worker runs. Received: one that has "
-            "ended. End it in `.repeat()`."
+            "A training dataset on parameter servers must not end, because "
+            "the number of steps of each worker is not known. Received: one "
+            "that has ended. End it in `.repeat()`."
         ) from error
     except tf.errors.OpError as error:
         lost = _lost_server(cluster, error)

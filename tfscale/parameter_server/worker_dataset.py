@@ -37,7 +37,7 @@ class PerWorkerDataset(tf.data.Dataset):
         for dataset in self.by_worker:
             if not isinstance(dataset, tf.data.Dataset):
                 raise ValueError(
-                    "A function of data for workers must return a "
+                    "A function that makes a worker's data must return a "
                     f"`tf.data.Dataset`. Received: {type(dataset).__name__}."
                 )
         super().__init__(tf.data.experimental.to_variant(self.by_worker[0]))

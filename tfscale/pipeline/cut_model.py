@@ -112,9 +112,9 @@ def _run(stage, tensors):
     for call in stage.calls:
         if not isinstance(call.operation, keras.Operation):
             raise ValueError(
-                "A nested model must get its inputs unchanged to be cut. "
+                "A nested model must receive its inputs unchanged to be cut. "
                 f"Received: input {call.name!r}, of another dtype or with a "
-                "mask. Convert it before."
+                "mask. Convert it before the model."
             )
         args, kwargs = call.filled(tensors.__getitem__)
         results = keras.tree.flatten(call.operation(*args, **kwargs))
@@ -129,10 +129,11 @@ def _check_boundary(graph, first, second, layer):
     if len(boundary) == 1 and second.inputs[0] not in graph.inputs:
         return
     raise ValueError(
-        "One tensor must cross the cut, made by a layer before it. Received: "
-        f"layer {layer!r}, before which {', '.join(map(repr, boundary))} cross "
-        "(skip connections, inputs of the model or outputs). Cut where they "
-        "have been joined, such as before a block."
+        "Exactly one tensor must cross the cut, made by a layer before it. "
+        f"Received: layer {layer!r}, before which "
+        f"{', '.join(map(repr, boundary))} cross (skip connections, inputs of "
+        "the model or outputs). Cut where they have been joined, for example "
+        "before a block."
     )
 
 

@@ -179,8 +179,8 @@ class Schedule:
             if count > 1:
                 raise ValueError(
                     "A schedule must have each action once. Received: "
-                    f"{self._at(action)} is there {count} times. Remove all "
-                    "but one."
+                    f"{self._at(action)}, which occurs {count} times. Remove "
+                    "all but one."
                 )
         for stage, microbatch, kind in itertools.product(
             range(self.num_stages), range(self.num_microbatches), KINDS

@@ -34,8 +34,8 @@ class Microbatches:
         with_rows = [each for each in self._tensors if _has_rows(each)]
         if not with_rows:
             raise ValueError(
-                "A batch must have rows to be cut into microbatches. Received: "
-                "data without a tensor that has a dim."
+                "A batch must have rows to be cut into microbatches. "
+                "Received: data without a tensor that has a dimension."
             )
         found = {each.shape[0] for each in with_rows}
         known, rule = found - {None}, _ONE_NUMBER_OF_ROWS
@@ -125,8 +125,8 @@ def _tensor(value):
         return None
     if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
         raise TypeError(
-            "Batches of dense tensors can be cut into microbatches. Received: "
-            f"a {type(value).__name__}. Make it dense (`to_tensor`, "
+            "Only dense tensors can be cut into microbatches. Received: a "
+            f"{type(value).__name__}. Make it dense (`to_tensor`, "
             "`tf.sparse.to_dense`) in the dataset."
         )
     return tf.convert_to_tensor(value)

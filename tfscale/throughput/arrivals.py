@@ -119,7 +119,7 @@ def _first_input(element_spec):
         if isinstance(spec, _WITH_ROWS) and spec.shape.rank != 0:
             return index
     raise ValueError(
-        "The examples of a batch are the rows of its inputs. Received: a "
+        "`Throughput` counts the rows of inputs as examples. Received: a "
         f"dataset of {element_spec}. Batch it: `dataset.batch(32)`."
     )
 

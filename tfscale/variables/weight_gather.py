@@ -201,5 +201,6 @@ def _refuse_second_derivative(*_):
         "With zero_stage=3 a loss must not contain gradients of weights, "
         "because a tape returns them summed over replicas. Received: a loss "
         "with such gradients, whose derivatives would be wrong. Use "
-        "zero_stage=1, or gradients by inputs, as in a gradient penalty."
+        "zero_stage=1, or gradients with respect to inputs, as in a gradient "
+        "penalty."
     )

@@ -96,7 +96,7 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
         model = language_model(Refuses())
         plan = make_plan(model, one_f_one_b(2, 2), "flops")
         self.assertIsNone(plan.graph.length)
-        with self.assertRaisesRegex(ValueError, r"Give its inputs sizes"):
+        with self.assertRaisesRegex(ValueError, r"Set the sizes of its inputs"):
             make_plan(model, one_f_one_b(2, 2), "flops", memory_limit=1e9)
 
     def test_is_none_where_all_is_known(self):

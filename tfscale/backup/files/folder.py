@@ -161,9 +161,9 @@ class BackupFolder:
             name, reason = next(iter(reasons.items()))
             raise committed.DamagedBackupError(
                 f"At least one backup must be intact. Received: {len(reasons)} "
-                f"in {self.path!r} that are not, such as {name!r}: {reason}. "
-                "Remove them, or use another `backup_dir`, to start from the "
-                "beginning."
+                f"damaged backups in {self.path!r}, for example {name!r}: "
+                f"{reason}. Remove them, or use another `backup_dir`, to start "
+                "from the beginning."
             )
         return None
 
@@ -207,7 +207,7 @@ class BackupFolder:
             raise OSError(
                 f"Each backup must be saved. Received: {error}, after {step} "
                 f"steps, in {self.path!r}. Earlier backups are unchanged. Free "
-                "some room there, or make it writable, and start again."
+                "space there, or make the folder writable, and start again."
             ) from error
 
     def _commit(self, step, shards, state, workers):

@@ -63,9 +63,9 @@ class FileCache:
             if _bits(one) != _bits(other):
                 raise ValueError(
                     "A cache must hold the current results of `parse`. "
-                    f"Received: cache {self._directory}, whose record {number} "
-                    "differs: the data or `parse` have changed. Delete that "
-                    "directory or use another `cache_dir`."
+                    f"Received: cache {self._directory}, in which record "
+                    f"{number} differs: the data or `parse` have changed. "
+                    "Delete that directory or use another `cache_dir`."
                 )
 
     def is_full(self) -> tf.Tensor:
@@ -176,9 +176,9 @@ def _disk(directory, need):
         free = shutil.disk_usage(os.path.dirname(directory)).free
         raise OSError(
             "The cache must fit on its disk; nothing of it was kept. "
-            f"Received: cache {directory}, by its first record of {need} "
-            f"bytes, and {free} bytes free. Use another `cache_dir`, or "
-            "cache='none'."
+            f"Received: cache {directory}, which needs {need} bytes, judging "
+            f"by its first record, with {free} bytes free. Use another "
+            "`cache_dir`, or cache='none'."
         ) from error
 
 

@@ -91,10 +91,10 @@ def _measured(dataset, seconds, step_seconds, warm_up_seconds):
                 iterator = iter(dataset)
                 if next(iterator, None) is None:
                     raise ValueError(
-                        "A measured dataset must restart when it ends. "
-                        "Received: one without a batch the second time, such "
-                        "as of an exhausted generator. Create the generator "
-                        "anew for each iteration."
+                        "A dataset must restart when it ends to be measured. "
+                        "Received: a dataset that was empty the second time, "
+                        "like one of an exhausted generator. Create the "
+                        "generator anew for each iteration."
                     )
             count += 1
             if step_seconds:

@@ -204,9 +204,10 @@ def _check_batch_size(batch_size, replicas, workers):
     if batch_size < 1 or batch_size % replicas or replicas % workers:
         raise ValueError(
             "The global batch size must be a positive multiple of the number "
-            "of replicas, and that of the number of workers. Received: "
-            f"batch_size={batch_size}, {replicas} replicas, {workers} workers."
-            f" Use {-(-max(batch_size, 1) // replicas) * replicas}."
+            "of replicas, and the number of replicas a multiple of the number "
+            f"of workers. Received: batch_size={batch_size}, {replicas} "
+            f"replicas, {workers} workers. Use "
+            f"{-(-max(batch_size, 1) // replicas) * replicas}."
         )
 
 

@@ -21,8 +21,8 @@ def match(pattern: Pattern) -> list[str]:
         pattern = [pattern]
     if not isinstance(pattern, Iterable) or isinstance(pattern, bytes):
         raise TypeError(
-            "Files are named by a string or path, or a list of them. Received: "
-            f"{pattern!r}."
+            "Files must be given as a string or path, or a list of them. "
+            f"Received: {pattern!r}."
         )
     paths = []
     for each in pattern:
@@ -50,11 +50,13 @@ def match(pattern: Pattern) -> list[str]:
             )
         paths.extend(found)
     if not paths:
-        raise FileNotFoundError("No file is named. Received: an empty list.")
+        raise FileNotFoundError(
+            "At least one file must be given. Received: an empty list."
+        )
     paths = sorted(set(paths))
     if tf.io.gfile.isdir(paths[0]):
         raise FileNotFoundError(
-            "A pattern must name files. Received: the directory "
+            "A pattern must match files. Received: the directory "
             f"{paths[0]!r}. Use {os.path.join(paths[0], '*')!r}."
         )
     return paths

@@ -109,8 +109,8 @@ def _check(dataset, num_records):
     at_random = hasattr(dataset, "__len__") and hasattr(dataset, "features")
     if isinstance(dataset, dict) or not at_random:
         raise TypeError(
-            "`dataset` must be one split of a dataset of Hugging Face. "
-            f"Received: a {type(dataset).__name__}. Choose a split."
+            "`dataset` must be one split of a Hugging Face dataset. Received: "
+            f"a {type(dataset).__name__}. Choose a split."
         )
     if num_records is not None:
         raise ValueError(
@@ -240,17 +240,16 @@ def _image(name, feature, column, number):
     value = column.to_pylist()[0]
     if value is None:
         raise ValueError(
-            "Every row must have its image. Received: column "
-            f"{name!r}, row {number}, which has none. Leave such rows out with "
-            "the dataset's `filter`."
+            f"Every row must have an image. Received: column {name!r}, row "
+            f"{number}, which has none. Remove such rows with the dataset's "
+            "`filter`."
         )
     try:
         return np.asarray(feature.decode_example(value))
     except OSError as error:
         raise ValueError(
             f"An image cannot be decoded. Received: column {name!r}, row "
-            f"{number}: {error}. Leave such rows out with the dataset's "
-            "`filter`."
+            f"{number}: {error}. Remove such rows with the dataset's `filter`."
         ) from error
 
 
@@ -321,7 +320,7 @@ def _transformed_rows(dataset, columns):
             arrays = [_array(name, value) for value in batch[name]]
             if len(arrays) != len(numbers):
                 raise ValueError(
-                    "A transform must return as many rows as it is given. "
+                    "A transform must return as many rows as it receives. "
                     f"Received: {len(arrays)} of {len(numbers)} in column "
                     f"{name!r}."
                 )

@@ -125,8 +125,8 @@ def _tokenized(path, data, tokenizer):
         decoded = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise data_loss(
-            "A file must be UTF-8 for a `tokenizer`. Received: file "
-            f"{path}, which is not from byte {error.start} on. Convert it, or "
+            f"A file must be UTF-8 for a `tokenizer`. Received: file {path}, "
+            f"which is not UTF-8 from byte {error.start} on. Convert it, or "
             "train on bytes, without a `tokenizer`."
         ) from error
     try:

@@ -105,9 +105,9 @@ def _check_compression(path, compression):
     found = tfrecord_index.compression_of(path)
     if found != compression:
         raise ValueError(
-            "`compression` must be that of the files. Received: compression="
-            f"{compression!r}, and {path} begins as with {found!r}. Use "
-            f"compression={found!r}."
+            "`compression` must match the files. Received: "
+            f"compression={compression!r}, and {path} begins like {found!r}. "
+            f"Use compression={found!r}."
         )
 
 

@@ -39,9 +39,9 @@ class MeshIterator(datasets.SharedIterator):
         except StopIteration:
             if self._must_have_batch:
                 raise ValueError(
-                    "There must be a batch to train, evaluate or predict on. "
-                    "Received: data without any. Look for a filter, a `take` "
-                    "or `drop_remainder=True` that leaves nothing, or for an "
+                    "The data must have at least one batch. Received: data "
+                    "without any. Look for a filter, a `take` or "
+                    "`drop_remainder=True` that leaves nothing, or for an "
                     "exhausted generator."
                 ) from None
             raise

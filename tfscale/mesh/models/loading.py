@@ -41,7 +41,8 @@ def load_all_or_nothing(
         raise kind(
             "A pipeline loads all of its weights or none. Received: "
             f"{str(filepath)!r}, and from Keras: {error}\nNothing was changed. "
-            "Load a whole file of the same model, saved on any mesh or none, "
-            "or pass `skip_mismatch=True` to load the layers that fit."
+            "Load a whole file of the same model, saved on any mesh or "
+            "without one, or pass `skip_mismatch=True` to load the layers "
+            "that fit."
         ) from error
     load_weights(filepath, **kwargs)

@@ -24,8 +24,8 @@ def build(model: keras.Model) -> None:
     if unbuilt:
         raise ValueError(
             "The layers of a model without a `call` must be built before it "
-            f"trains under a strategy. Received: the model {model.name!r}, "
-            f"whose layers {unbuilt} are not. Begin a Sequential model with "
+            f"trains under a strategy. Received: the model {model.name!r} with "
+            f"unbuilt layers {unbuilt}. Begin a Sequential model with "
             "`keras.Input`, or call the layer on a batch in the scope."
         )
     model.built = True

@@ -47,11 +47,11 @@ def check(
         )
     if isinstance(inner, LARS) and inner is not optimizer:
         raise ValueError(
-            "LARS needs norms of whole variables before a step is known to be "
-            "finite. Received: LARS in a LossScaleOptimizer, and variables "
-            "that are sharded. Use `mixed_bfloat16`, which needs no loss "
-            "scaling, or neither a layout map that shards something nor "
-            "a zero_stage."
+            "LARS needs the norms of whole variables before it is known "
+            "whether a step is finite. Received: LARS in a "
+            "LossScaleOptimizer, and variables that are sharded. Use "
+            "`mixed_bfloat16`, which needs no loss scaling, or shard nothing, "
+            "by a layout map or a zero_stage."
         )
     if isinstance(inner, keras.optimizers.MultiOptimizer):
         raise ValueError(
@@ -64,10 +64,10 @@ def check(
         raise ValueError(
             "`gradient_accumulation_steps` does not work where slots are "
             "sharded, over model ranks or by a zero_stage. Received: "
-            f"{inner.gradient_accumulation_steps}. Leave it out, make batches "
-            "so many times as large, and give `fit` the callback "
+            f"{inner.gradient_accumulation_steps}. Remove it, make batches "
+            "that many times as large, and pass the callback "
             "`tfscale.callbacks.GradientAccumulation(num_microbatches="
-            f"{inner.gradient_accumulation_steps})`."
+            f"{inner.gradient_accumulation_steps})` to `fit`."
         )
     constrained = [
         v.path for v in sharded if getattr(v, "constraint", None) is not None
@@ -106,8 +106,8 @@ def check_draws(
             raise ValueError(
                 "An optimizer must update all replicas of a variable by the "
                 f"same numbers. Received: {inner.__class__.__name__}, which "
-                f"draws by {node.op}, on each replica other ones. Draw by "
-                "`keras.random` with a `seed`: a "
+                "draws different random numbers on each replica, by "
+                f"{node.op}. Draw by `keras.random` with a `seed`: a "
                 "`keras.random.SeedGenerator`, an attribute of the optimizer."
             )
 

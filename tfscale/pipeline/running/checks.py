@@ -166,7 +166,7 @@ def check_built(model: keras.Model, *others) -> None:
     raise ValueError(
         "Loss, metrics and optimizer must have their variables before "
         "`strategy.run`, which cannot create any. Received: a first step of "
-        f"{model.name!r}. Call `model.test_on_batch(x, y)` on one batch before."
+        f"{model.name!r}. Call `model.test_on_batch(x, y)` on one batch first."
     )
 
 

@@ -169,10 +169,10 @@ def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
     spec = graph.with_rows(value, rows)
     if None in spec.shape:
         raise ValueError(
-            "Memory and time can be estimated where sizes are known. Received: "
-            f"a tensor of shape {graph.specs[value].shape}, and no length "
-            f"from 1 to {UNKNOWN_LENGTH} that the layers of the model work "
-            "with. Give its inputs sizes: `keras.Input((77,))`."
+            "Memory and time can be estimated only for known sizes. Received: "
+            f"a tensor of shape {graph.specs[value].shape}, and no length from "
+            f"1 to {UNKNOWN_LENGTH} that the layers of the model work with. "
+            "Set the sizes of its inputs: `keras.Input((77,))`."
         )
     return tf.TensorSpec(spec.shape, spec.dtype)
 

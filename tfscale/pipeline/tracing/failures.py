@@ -51,7 +51,7 @@ def explained(stages):
         if NOT_FINITE in message:
             found = "NaN" if "NaN" in message else "Inf"
             raise FloatingPointError(
-                "The loss must be finite. Received: a batch whose loss is "
+                "The loss must be finite. Received: a batch with the loss "
                 f"{found}. This batch changed no variable. Look for such "
                 "values in the data, lower the learning rate, or clip "
                 "gradients."

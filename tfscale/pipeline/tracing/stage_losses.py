@@ -70,8 +70,8 @@ def find(
     vectors = [loss.name for loss in found if loss.is_vector]
     if vectors and len(vectors) < len(found):
         raise ValueError(
-            "Either all losses of a pipeline must be reduced, or none: Keras "
-            "adds a scalar to every element of an unreduced loss. Received: "
+            "All losses of a pipeline must be reduced, or none: Keras adds a "
+            "scalar to every element of an unreduced loss. Received: "
             f"reduction='none' for {vectors[0]!r} of {len(found)} losses. Use "
             "reduction='sum_over_batch_size'."
         )

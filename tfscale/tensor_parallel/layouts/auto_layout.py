@@ -111,10 +111,10 @@ def auto_layout_map(
     if not layout_map:
         why = plan.why() or "no attention, MLP or embedding was found in it"
         raise ValueError(
-            "A model must have something that can be sharded over the model "
-            f"axis. Received: model {model.name!r} and a model axis of size "
-            f"{size}, but {why}. Write a `keras.distribution.LayoutMap` "
-            "yourself, or use the 'data' and 'pipeline' axes."
+            "A model must have weights that the model axis can shard. "
+            f"Received: model {model.name!r} and a model axis of size {size}, "
+            f"but {why}. Write a `keras.distribution.LayoutMap` yourself, or "
+            "use the 'data' and 'pipeline' axes."
         )
     if plan.notes:
         warnings.warn(

@@ -216,12 +216,12 @@ class Layouts:
         if self._divides_something:
             return
         raise ValueError(
-            f"Something must be sharded over a {AXIS!r} axis, or each of its "
-            "ranks trains the whole model. Received: an axis of size "
+            f"Something must be sharded over a {AXIS!r} axis; otherwise each "
+            "of its ranks trains the whole model. Received: an axis of size "
             f"{self.size}, layout_map={self._given}, and no layer of "
             "`tfscale.layers` made in the scope of the strategy. Pass a "
-            "`keras.distribution.LayoutMap`, as `tfscale.auto_layout_map` "
-            "makes one."
+            "`keras.distribution.LayoutMap`, for example from "
+            "`tfscale.auto_layout_map`."
         )
 
     def _pattern_for(self, path):
