@@ -111,6 +111,16 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         source = data.csv(folder + "/*", dtypes={"a": "int32"})
         self.assertEqual(self._values(source)["a"], [1])
 
+    def test_files_of_other_columns_are_named(self):
+        # Of 10,000 files, no error said which.
+        folder = self.create_tempdir().full_path
+        for number, columns in enumerate((b"a,b", b"a,b", b"a,c")):
+            record_files.write(f"{folder}/{number}.csv", columns + b"\n1,2\n")
+        with self.assertRaisesRegex(
+            ValueError, r"'b'\] in .*/0.csv; .*'c'\] in .*/2.csv"
+        ):
+            data.csv(folder + "/*", dtypes={"a": "int32"})
+
     @parameterized.parameters("int32", np.int64, tf.float32, float, str, bool)
     @pytest.mark.crossing(every=6)
     def test_a_dtype_by_any_of_its_names(self, dtype):

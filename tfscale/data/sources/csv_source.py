@@ -180,11 +180,13 @@ def _columns(heads, delimiter):
                 f"format: {error}. Received: file {head.path}, line 1: "
                 f"{head.names[:80]!r}."
             ) from error
-        headers[tuple(name.strip() for name in names)] = head.path
+        header = tuple(name.strip() for name in names)
+        headers.setdefault(header, head.path)
     if len(headers) > 1:
         raise ValueError(
-            "CSV files must have the same columns. Received: headers "
-            f"{sorted(map(list, headers))}."
+            "CSV files must have the same columns. Received: "
+            + "; ".join(f"{list(h)} in {p}" for h, p in sorted(headers.items()))
+            + "."
         )
     return list(*headers)
 
