@@ -92,7 +92,8 @@ def decode_random_crop(
         return tf.image.resize(image, size)
 
     def not_plain():
-        return tf.cond(tf.io.is_jpeg(contents), turned, of_another)
+        is_turned = tf.io.is_jpeg(contents) & ~is_cmyk
+        return tf.cond(is_turned, turned, of_another)
 
     if not tf.executing_eagerly():
         # Inlined, its operations would cost time for every file.
@@ -100,5 +101,9 @@ def decode_random_crop(
         not_plain = tf.function(
             not_plain, autograph=False, experimental_attributes=options
         )
-    image = tf.cond(exif.may_be_turned(contents, _NO_JPEG), not_plain, plain)
+    is_cmyk = tf.constant(False)
+    if num_channels == 1:  # a crop of CMYK cannot be decoded as gray
+        is_cmyk = image_source.is_cmyk(contents)
+    is_other = exif.may_be_turned(contents, _NO_JPEG) | is_cmyk
+    image = tf.cond(is_other, not_plain, plain)
     return tf.ensure_shape(image, [*size, num_channels])

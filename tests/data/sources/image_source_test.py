@@ -13,9 +13,9 @@ from absl.testing import parameterized
 from tfscale import data
 
 _MODES = {
-    "bmp": ("L", "RGB"),
+    "bmp": ("L", "P", "RGB"),
     "gif": ("P",),
-    "jpg": ("L", "RGB"),
+    "jpg": ("L", "RGB", "CMYK"),
     "png": ("1", "L", "LA", "P", "RGB", "RGBA"),
     "webp": ("RGB", "RGBA"),
 }
@@ -42,9 +42,7 @@ class ImageTest(tf.test.TestCase, parameterized.TestCase):
         # They were called damaged, and left out by on_damage="skip".
         shade = PIL.Image.fromarray(np.full([4, 6], 128, np.uint8))
         color = PIL.Image.merge("RGB", [shade, shade.point(lambda v: 7), shade])
-        image = (shade if mode in ("1", "L", "LA", "P") else color).convert(
-            mode
-        )
+        image = (shade if mode in ("1", "L", "LA") else color).convert(mode)
         folder = self._saved(image, f"a.{suffix}")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -54,7 +52,8 @@ class ImageTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(source.num_records, 1)
         ((found, _),) = data.pipeline(source, batch_size=1)
         wanted = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
-        wanted = np.asarray(image.convert(wanted)).reshape([4, 6, channels])
+        wanted = image.convert("RGBA").convert(wanted)
+        wanted = np.asarray(wanted).reshape([4, 6, channels])
         # Luminance is rounded by each decoder in its own way.
         self.assertAllClose(
             tf.cast(found[0], tf.int32), wanted.astype(int), atol=2
@@ -76,6 +75,31 @@ class ImageTest(tf.test.TestCase, parameterized.TestCase):
             tf.io.read_file(path), (8, 8), (1, 2), num_channels=channels
         )
         self.assertAllClose(crop, np.full([8, 8, channels], 9), atol=1)
+
+    def test_crops_of_cmyk_are_gray(self):
+        image = PIL.Image.new("CMYK", (60, 40), (0, 0, 0, 155))
+        path = self._saved(image, "a.jpg") + "/c/a.jpg"
+        crop = data.decode_random_crop(
+            tf.io.read_file(path), (8, 8), (1, 2), num_channels=1
+        )
+        self.assertAllClose(crop, np.full([8, 8, 1], 100), atol=2)
+
+    @parameterized.parameters(1, 3, 4)
+    @pytest.mark.crossing(every=3)
+    def test_an_animated_webp_is_named(self, channels):
+        # TensorFlow wrote beyond the end of the image, and the process ended.
+        first, second = (
+            PIL.Image.new("RGB", (6, 4), n) for n in ("red", "blue")
+        )
+        folder = self.create_tempdir().full_path
+        os.mkdir(folder + "/c")
+        first.save(folder + "/c/a.webp", save_all=True, append_images=[second])
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, f"{folder}/c/a.webp"
+        ):
+            data.pipeline(
+                data.image_folder(folder, num_channels=channels), batch_size=1
+            )
 
     def test_the_first_picture_of_an_animation(self):
         first, second = (PIL.Image.new("L", (6, 4), n) for n in (0, 255))

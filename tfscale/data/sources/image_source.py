@@ -17,6 +17,11 @@ from tfscale.data.sources.source import check_on_damage
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 # How files begin whose channels TensorFlow does not convert.
 _CONVERTED = "GIF|BM|RIFF"
+# A WebP file whose flags say that it is an animation (RFC 9649, 2.7.1): 2, and
+# any of the others, which are below 64.
+_FLAGS = "".join(rf"\x{flags:02x}" for flags in range(64) if flags & 2)
+_ANIMATED_WEBP = rf"RIFF\C{{4}}WEBPVP8X\C{{4}}[{_FLAGS}]"
+_JPEG = b"\xff\xd8"  # ITU-T T.81, table B.1: start of image
 
 
 def image_folder(
@@ -37,9 +42,10 @@ def image_folder(
             own size and are uint8; then `parse` must give them one.
         num_channels: Integer, 1 (gray), 3 (RGB) or 4 (RGBA), to which every
             image is converted: gray is the luminance, alpha is left out or
-            255. Of an animation the first picture counts. A photo is upright:
-            the orientation in the EXIF of a JPEG file is applied, which Keras'
-            `image_dataset_from_directory` does not.
+            255. Of an animated GIF the first picture counts; an animated WebP
+            cannot be decoded, nor a BMP of less than 8 bits. A photo is
+            upright: the orientation in the EXIF of a JPEG file is applied,
+            which Keras' `image_dataset_from_directory` does not.
         class_names: List of strings, the subfolders in the order of their
             labels. By default all of them, sorted, but those that begin with
             a dot.
@@ -163,14 +169,17 @@ def decode_image(
     """An upright image `(height, width, num_channels)`.
 
     It is uint8, or float32 of a `size` (bilinear). TensorFlow converts
-    channels of JPEG and PNG only, and none to alpha.
+    channels of JPEG and PNG only, none to alpha, and none of CMYK to gray.
     """
     contents = tf.convert_to_tensor(contents)  # else each is traced anew
     if num_channels == 4:
         image = _upright(contents, num_channels, size)
     else:
+        is_other = exif.may_be_turned(contents, _CONVERTED)
+        if num_channels == 1:
+            is_other |= is_cmyk(contents)
         image = tf.cond(
-            exif.may_be_turned(contents, _CONVERTED),
+            is_other,
             lambda: _upright(contents, num_channels, size),
             lambda: _resized(_plain(contents, num_channels), size),
         )
@@ -193,8 +202,11 @@ def _upright(contents, num_channels, size):
     if num_channels == 4:
         image = _converted(contents, num_channels)
     else:
+        is_converted = _begins(contents, _CONVERTED)
+        if num_channels == 1:
+            is_converted |= is_cmyk(contents)
         image = tf.cond(
-            tf.strings.regex_full_match(contents, rf"(?:{_CONVERTED})\C*"),
+            is_converted,
             lambda: _converted(contents, num_channels),
             lambda: _plain(contents, num_channels),
         )
@@ -207,7 +219,17 @@ def _upright(contents, num_channels, size):
 
 def _converted(contents, num_channels):
     """An image, decoded in its own channels."""
-    image = tf.io.decode_image(contents, expand_animations=False)
+    image = tf.cond(
+        _begins(contents, _ANIMATED_WEBP),
+        # It is an error: in its own channels, TensorFlow 2.21 writes beyond
+        # the end of the image.
+        lambda: _plain(contents, 3),
+        lambda: tf.cond(
+            _begins(contents, "BM"),
+            lambda: _of_bmp(contents),
+            lambda: _plain(contents, 0),
+        ),
+    )
     is_gray = tf.shape(image)[2] < 3
     colors = tf.where(is_gray, 1, 3)
     color, alpha = image[..., :colors], image[..., colors:]
@@ -225,11 +247,46 @@ def _converted(contents, num_channels):
     return tf.concat([color, alpha, opaque], axis=2)[..., :4]
 
 
+def _of_bmp(contents):
+    """An image of a BMP file; TensorFlow decodes numbers of a palette's colors.
+
+    The palette, of blue, green, red and 0, is between the header, whose size is
+    at 14, and the pixels, whose offset is at 10.
+    """
+    image = _plain(contents, 0)
+
+    def number(at):
+        return tf.io.decode_raw(tf.strings.substr(contents, at, 4), tf.int32)[0]
+
+    def colored():
+        begin, end = 14 + number(14), number(10)
+        size = (end - begin) // 4 * 4
+        palette = tf.strings.substr(contents, begin, size)
+        colors = tf.reshape(tf.io.decode_raw(palette, tf.uint8), [-1, 4])
+        numbers = tf.cast(image[..., 0], tf.int32)
+        return tf.gather(colors[:, 2::-1], numbers)
+
+    return tf.cond(tf.shape(image)[2] == 1, colored, lambda: image)
+
+
+def _begins(contents, pattern):
+    """Whether a file begins with a pattern of `re2`."""
+    return tf.strings.regex_full_match(contents, rf"(?:{pattern})\C*")
+
+
+def is_cmyk(contents: tf.Tensor) -> tf.Tensor:
+    """Whether a file is a JPEG of four channels: a boolean scalar."""
+    return tf.cond(
+        tf.strings.substr(contents, 0, 2) == _JPEG,
+        lambda: tf.io.extract_jpeg_shape(contents)[2] == 4,
+        lambda: tf.constant(False),
+    )
+
+
 def _is_jpeg(contents):
     last = tf.maximum(tf.strings.length(contents) - 2, 0)
     ends = tf.strings.substr(contents, tf.stack([0, last]), [2, 2])
-    # ITU-T T.81, table B.1: start and end of image.
-    return tf.reduce_all(tf.equal(ends, [b"\xff\xd8", b"\xff\xd9"]))
+    return tf.reduce_all(tf.equal(ends, [_JPEG, b"\xff\xd9"]))
 
 
 def _decoded(contents, num_channels, size=None):
