@@ -9,6 +9,7 @@ in which the algorithms take turns.
 """
 
 import contextlib
+import functools
 import socket
 import statistics
 import time
@@ -18,7 +19,7 @@ from absl import app
 from absl import flags
 
 from benchmarks import processes
-from tfscale import collectives
+from tfscale.collectives import algorithms
 from tfscale.collectives import links
 from tfscale.collectives import operations
 
@@ -72,16 +73,14 @@ def _measure():
     first, second = (devices[i * _DEVICES.value] for i in range(2))
     costs = links.costs((first, second))
     print(
-        f"links as measured: {1e3 * costs.latency_of(0, 1):.2f} ms, "
-        f"{costs.bandwidth_of(0, 1) / 1e6:.0f} MB/s\n"
+        f"links as measured: {1e3 * costs.latency:.2f} ms, "
+        f"{costs.bandwidth / 1e6:.0f} MB/s\n"
     )
-    plans = {
-        name: name for name in ("direct", "two_shot", "parameter_server")
-    } | {
-        "hierarchical": collectives.hierarchical(
-            "all_reduce", len(devices), devices_per_machine=_DEVICES.value
+    plans = algorithms.ALL_REDUCE | {
+        "hierarchical": functools.partial(
+            algorithms.two_shot, machine=_DEVICES.value
         ),
-        "auto": "auto",
+        "auto": operations.all_reduce,
     }
     print("ms of an all-reduce\n\n| KiB | " + " | ".join(plans), end=" |")
     print(" chosen | over the fastest |\n" + "|---" * (len(plans) + 3) + "|")
@@ -106,12 +105,14 @@ def _measure():
 
 
 def _chosen(devices, kib):
+    if _DEVICES.value > 1:
+        return "hierarchical"
     with tf.Graph().as_default():
         tensors = []
         for device in devices:
             with tf.device(device):
                 tensors.append(tf.zeros([kib * 256]))
-        return operations.plan_of("all_reduce", tensors).name
+        return operations.fastest(tensors)
 
 
 def _step(devices, kib, plan):
@@ -127,7 +128,7 @@ def _step(devices, kib, plan):
             with tf.device(device):
                 values.append(2.0 * variable)
         if plan is not None:
-            values = collectives.all_reduce(values, plan=plan)
+            values = plan(values)
         ends = []
         for device, value in zip(devices, values, strict=True):
             with tf.device(device):

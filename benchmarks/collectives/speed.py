@@ -13,14 +13,10 @@ from absl import app
 from absl import flags
 
 from benchmarks import processes
-from tfscale.collectives.planning.contents import OPERATIONS
 
 _DEVICES = flags.DEFINE_list("devices", ["2", "3", "4", "6", "8"], "How many.")
 _SIZES = flags.DEFINE_list(
     "kib", ["1", "16", "256", "4096", "65536"], "KiB of the whole tensor."
-)
-_OPERATIONS = flags.DEFINE_list(
-    "operations", ["all_reduce"], f"Some of {', '.join(OPERATIONS)}."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "How often each takes its turn.")
 
@@ -28,21 +24,17 @@ _ROUNDS = flags.DEFINE_integer("rounds", 7, "How often each takes its turn.")
 def main(argv):
     del argv
     for num_devices in map(int, _DEVICES.value):
-        for operation in _OPERATIONS.value:
-            config = {
-                "operation": operation,
-                "devices": num_devices,
-                "sizes": [int(kib) << 10 for kib in _SIZES.value],
-                "rounds": _ROUNDS.value,
-            }
-            found = processes.measure("benchmarks.collectives.worker", config)
-            _print_table(operation, num_devices, found)
+        config = {
+            "devices": num_devices,
+            "sizes": [int(kib) << 10 for kib in _SIZES.value],
+            "rounds": _ROUNDS.value,
+        }
+        found = processes.measure("benchmarks.collectives.worker", config)
+        _print_table(num_devices, found)
 
 
-def _print_table(operation, num_devices, rows):
-    print(
-        f"\n{operation}, {num_devices} devices (ms measured / ms predicted)\n"
-    )
+def _print_table(num_devices, rows):
+    print(f"\n{num_devices} devices (ms measured / ms predicted)\n")
     names = list(rows[0]["measured"])
     columns = [*names, "chosen", "chosen over direct"]
     print("| KiB | " + " | ".join(columns) + " |")
@@ -68,9 +60,6 @@ def _print_table(operation, num_devices, rows):
     for row in rows:
         without = 1e3 * statistics.median(row["without"])
         print(f"  {row['bytes'] >> 10} KiB: {without:.2f}")
-    print("\nKiB sent by the device that sends most, of the largest size:")
-    for name in names:
-        print(f"  {name}: {rows[-1]['sent'][name] / 1024:.0f}")
 
 
 if __name__ == "__main__":

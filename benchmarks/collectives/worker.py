@@ -10,11 +10,9 @@ import time
 
 import tensorflow as tf
 
-from tfscale import collectives
 from tfscale import use_virtual_devices
-from tfscale.collectives.execute import execute
-from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.collectives.planning.choosing import in_process
+from tfscale.collectives import costs
+from tfscale.collectives.algorithms import ALL_REDUCE
 
 # A turn is as many calls as take about this long.
 _SECONDS_OF_A_TURN = 0.1
@@ -24,7 +22,7 @@ _WITHOUT = "without"
 
 def main():
     config = json.loads(sys.argv[1])
-    num_devices, operation = config["devices"], config["operation"]
+    num_devices = config["devices"]
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(num_devices)
     # As the steps of `fit` under a `MeshStrategy` run.
@@ -33,24 +31,16 @@ def main():
     )
     use_virtual_devices(num_devices)
     rows = [
-        _row(operation, num_devices, num_bytes, config["rounds"])
+        _row(num_devices, num_bytes, config["rounds"])
         for num_bytes in config["sizes"]
     ]
     print(json.dumps(rows))
 
 
-def _row(operation, num_devices, num_bytes, rounds):
-    plans = {
-        name: make(operation, num_devices)
-        for name, make in ALGORITHMS.items()
-        if operation == "all_reduce" or name == "direct"
-    }
-    simulations = {
-        name: collectives.simulate(plan, num_bytes, in_process())
-        for name, plan in plans.items()
-    }
-    tensors = _tensors(operation, num_devices, num_bytes)
-    steps = {name: _step(plan, tensors) for name, plan in plans.items()}
+def _row(num_devices, num_bytes, rounds):
+    model = costs.in_process()
+    tensors = _tensors(num_bytes)
+    steps = {name: _step(make, tensors) for name, make in ALL_REDUCE.items()}
     steps[_WITHOUT] = _step(None, tensors)
     calls = {name: _calls_of_a_turn(step) for name, step in steps.items()}
     measured = {name: [] for name in steps}
@@ -61,28 +51,24 @@ def _row(operation, num_devices, num_bytes, rounds):
         "bytes": num_bytes,
         "without": measured.pop(_WITHOUT),
         "measured": measured,
-        "predicted": {n: s.makespan for n, s in simulations.items()},
-        "sent": {n: max(s.bytes_sent) for n, s in simulations.items()},
-        "chosen": collectives.choose(operation, num_devices, num_bytes).name,
+        "predicted": costs.seconds(model, num_devices, num_bytes),
+        "chosen": costs.fastest(model, num_devices, num_bytes),
     }
 
 
-def _tensors(operation, num_devices, num_bytes):
-    """What each device begins with; rows that all numbers of devices divide."""
-    count = num_bytes // 4
-    if operation == "all_gather":
-        count //= num_devices
-    if operation == "reduce_scatter":
-        count = -(-count // num_devices) * num_devices
+def _tensors(num_bytes):
+    """What each device begins with."""
     tensors = []
     for device in tf.config.list_logical_devices("CPU"):
         with tf.device(device.name):
-            value = tf.random.stateless_uniform([count], [0, len(tensors)])
+            value = tf.random.stateless_uniform(
+                [num_bytes // 4], [0, len(tensors)]
+            )
             tensors.append(tf.Variable(value))
     return tensors
 
 
-def _step(plan, variables):
+def _step(all_reduce, variables):
     @tf.function(autograph=False)
     def step():
         values = []
@@ -92,12 +78,11 @@ def _step(plan, variables):
         # An element of each result, so that it is made, and no more of it, so
         # that nothing else is measured.
         first = []
-        if plan is not None:
-            values = execute(plan, values)
+        if all_reduce is not None:
+            values = all_reduce(values)
         for value in values:
-            if value is not None:
-                with tf.device(value.device):
-                    first.append(value[0])
+            with tf.device(value.device):
+                first.append(value[0])
         return first
 
     return step

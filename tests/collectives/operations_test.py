@@ -1,4 +1,4 @@
-"""What tfscale calls: which plan does it, and that all sums go through it."""
+"""What tfscale calls: by which algorithm, and that all sums go through it."""
 
 import ast
 from unittest import mock
@@ -9,15 +9,13 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import source_files
-from tests.collectives import numpy_collectives
-from tfscale import collectives
+from tfscale.collectives import algorithms
+from tfscale.collectives import costs
 from tfscale.collectives import links
 from tfscale.collectives import nccl
 from tfscale.collectives import operations
 from tfscale.collectives import rank_collectives as ranks
 from tfscale.collectives import replica_collectives
-from tfscale.collectives.planning import choosing
-from tfscale.collectives.planning.algorithms import ALGORITHMS
 
 
 def on_devices(x, device="CPU"):
@@ -31,8 +29,8 @@ def on_devices(x, device="CPU"):
 class NumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(1, 2, 3, 8)
     def test_auto(self, num_devices):
-        plan = collectives.direct("reduce_scatter", num_devices)
-        x = numpy_collectives.inputs(plan)
+        x = np.random.RandomState(0).randint(-50, 50, [num_devices] * 2 + [3])
+        x = x.astype("float32")
         total = x.sum(axis=0)
         for found in operations.all_reduce(on_devices(x)):
             self.assertAllEqual(found, total)
@@ -43,25 +41,9 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
         for found in operations.all_gather(on_devices(x), 1):
             self.assertAllEqual(found, np.concatenate(list(x), axis=1))
 
-    def test_a_plan_or_the_name_of_one(self):
-        x = np.arange(24.0).reshape((4, 6))
-        ring = numpy_collectives.ring("all_reduce", 4)
-        for plan in ("two_shot", "parameter_server", ring):
-            for found in operations.all_reduce(on_devices(x), plan=plan):
-                self.assertAllEqual(found, x.sum(axis=0))
-
-    @parameterized.parameters(
-        (collectives.direct("all_reduce", 3), "direct all_reduce for 3 dev"),
-        (collectives.direct("all_gather", 2), "for an all_reduce over 2"),
-        ("star", "or one of direct, two_shot"),
-    )
-    def test_a_plan_for_something_else_is_refused(self, plan, text):
-        with self.assertRaisesRegex(ValueError, text):
-            operations.all_reduce([tf.zeros(2)] * 2, plan=plan)
-
 
 class MachinesTest(parameterized.TestCase):
-    """Which plan is taken where devices lie on several machines."""
+    """Which algorithm is taken where devices lie on several machines."""
 
     @parameterized.parameters(
         ((0, 0, 0, 0), None),
@@ -79,30 +61,22 @@ class MachinesTest(parameterized.TestCase):
             for index, machine in enumerate(machines)
         ]
         self.assertEqual(links.machines(tuple(devices)), machines)
-        tensors = [mock.Mock(device=device) for device in devices]
-        for tensor in tensors:
-            tensor.shape.num_elements.return_value = 1 << 20
-            tensor.dtype.size = 4
-        network = collectives.Costs(latency=1e-3, bandwidth=1e9)
         with mock.patch.object(links, "_measured", lambda _: (1e-3, 1e9)):
-            plan = operations.plan_of("all_reduce", tensors)
-        if size:
-            self.assertEqual(
-                plan,
-                collectives.hierarchical(
-                    "all_reduce", len(machines), devices_per_machine=size
-                ),
-            )
-        elif len(set(machines)) == len(machines):
-            self.assertEqual(
-                plan,
-                collectives.choose(
-                    "all_reduce", len(machines), 8 << 20, costs=network
-                ),
-            )
-            self.assertEqual(plan.name, "two_shot")
-        else:
-            self.assertIn(plan.name, ALGORITHMS)
+            links.costs.cache_clear()
+            with tf.Graph().as_default():
+                tensors = []
+                for device in devices:
+                    with tf.device(device):
+                        tensors.append(tf.zeros([1 << 20]))
+                with mock.patch.object(
+                    algorithms, "two_shot", wraps=algorithms.two_shot
+                ) as two_shot:
+                    operations.all_reduce(tensors)
+            if size:
+                two_shot.assert_called_once_with(mock.ANY, size)
+            elif len(set(machines)) == len(machines):
+                self.assertEqual(operations.fastest(tensors), "two_shot")
+            links.costs.cache_clear()
 
     def test_links_that_are_slow_to_answer_get_whole_tensors(self):
         # The size from which two rounds pay is latency times bandwidth.
@@ -114,16 +88,14 @@ class MachinesTest(parameterized.TestCase):
             links.costs.cache_clear()
             measured = mock.Mock(return_value=(latency, 1e9))
             with mock.patch.object(links, "_measured", measured):
-                plan = collectives.choose(
-                    "all_reduce", 4, 256 << 10, costs=links.costs(devices)
-                )
-            self.assertEqual(plan.name, name)
+                found = costs.fastest(links.costs(devices), 4, 256 << 10)
+            self.assertEqual(found, name)
         links.costs.cache_clear()
 
 
 def cores(count):
     """Within it, the process may use so many cores."""
-    return mock.patch.object(choosing, "_usable_cores", lambda: count)
+    return mock.patch.object(costs, "_usable_cores", lambda: count)
 
 
 def sums_of(step):
@@ -147,7 +119,7 @@ OF_ONE_DEVICE = {
     "pipeline/tracing/stage_graph.py": "terms of losses",
 }
 SEAM = {
-    "collectives/execute.py": "on the devices of a process",
+    "collectives/algorithms.py": "on the devices of a process",
     "collectives/nccl.py": "on GPUs of a process",
     "collectives/workers.py": "between processes",
 }

@@ -1,13 +1,12 @@
 """The time of a message between machines, measured when first needed."""
 
 import functools
-import math
 import time
 
 import tensorflow as tf
 
-from tfscale.collectives.planning.choosing import in_process
-from tfscale.collectives.planning.costs import Costs
+from tfscale.collectives.costs import Costs
+from tfscale.collectives.costs import in_process
 
 # A choice: well above the latency of a network, and below a second.
 _BYTES = 1 << 20
@@ -37,20 +36,8 @@ def costs(devices: tuple[str, ...]) -> Costs | None:
     firsts = [of_device.index(machine) for machine in sorted(set(of_device))]
     with tf.init_scope():
         latency, bandwidth = _measured(tuple(devices[i] for i in firsts))
-    inside = in_process()
-
-    def latency_of(source, target):
-        is_near = of_device[source] == of_device[target]
-        return inside.latency if is_near else latency
-
-    def bandwidth_of(source, target):
-        if of_device[source] == of_device[target]:
-            return math.inf
-        return bandwidth / of_device.count(of_device[source])
-
-    return Costs(
-        latency_of, bandwidth_of, memory_bandwidth=inside.memory_bandwidth
-    )
+    most = max(map(of_device.count, of_device))
+    return Costs(latency, bandwidth / most, in_process().memory_bandwidth)
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,44 +5,32 @@ algorithm is chosen in one place. Between processes the collectives are
 TensorFlow's.
 """
 
-import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfscale.collectives import algorithms
+from tfscale.collectives import costs
 from tfscale.collectives import links
 from tfscale.collectives import nccl
-from tfscale.collectives.execute import execute
-from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.collectives.planning.algorithms import direct
-from tfscale.collectives.planning.algorithms import hierarchical
-from tfscale.collectives.planning.choosing import choose
-from tfscale.collectives.planning.collective_plan import CollectivePlan
-
-_hierarchical = functools.lru_cache(maxsize=256)(hierarchical)
 
 
-def all_reduce(
-    tensors: Sequence[tf.Tensor], *, plan: str | CollectivePlan = "auto"
-) -> list[tf.Tensor]:
+def all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The sum of the tensors of several devices, on each of them.
 
-    Equal to the last bit on all devices.
+    Equal to the last bit on all devices. By NCCL on GPUs where TensorFlow has
+    it; else by the algorithm that should be the fastest for this size and these
+    links.
 
     Args:
         tensors: One for each device, on it; of one shape and dtype.
-        plan: `"auto"`: by NCCL on GPUs where TensorFlow has it; between
-            machines of several devices `hierarchical`; else what `choose` says
-            for this size and these links. Or the name of an algorithm; or a
-            plan for this number of devices.
 
     Returns:
         The sums, in the order of the tensors.
 
     Raises:
-        ValueError: If the tensors differ in shape or dtype, or the plan is for
-            another operation or number of devices.
+        ValueError: If the tensors differ in shape or dtype.
 
     Example:
 
@@ -50,33 +38,36 @@ def all_reduce(
     >>> [float(x) for x in all_reduce([tf.constant(1.0), tf.constant(2.0)])]
     [3.0, 3.0]
     """
-    if plan == "auto" and nccl.can_reduce(tensors):
+    tensors = _checked(tensors)
+    if len(tensors) == 1:
+        return _itself(tensors)
+    if nccl.can_reduce(tensors):
         return nccl.all_reduce(tensors)
-    return execute(plan_of("all_reduce", tensors, plan), tensors)
+    # Between machines not by costs: measured costs vary, and sums in another
+    # order have other digits.
+    if (machine := _machine(tensors)) > 1:
+        return algorithms.two_shot(tensors, machine)
+    return algorithms.ALL_REDUCE[fastest(tensors)](tensors)
 
 
 def reduce(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The sum of an `all_reduce` to the last bit, on the first device only."""
-    total, *_ = execute(plan_of("reduce", tensors), tensors)
-    return total
+    tensors = _checked(tensors)
+    if len(tensors) == 1:
+        return _itself(tensors)[0]
+    return algorithms.reduce(tensors, _machine(tensors))
 
 
 def reduce_scatter(
-    tensors: Sequence[tf.Tensor],
-    dim: int = 0,
-    *,
-    plan: str | CollectivePlan = "auto",
+    tensors: Sequence[tf.Tensor], dim: int = 0
 ) -> list[tf.Tensor]:
     """A part of the sum of the tensors of several devices, on each of them.
 
-    Each element is equal to the last bit to that of an `all_reduce` by the
-    same kind of plan.
+    Each element is equal to the last bit to that of an `all_reduce`.
 
     Args:
         tensors: One for each device, on it; of one shape and dtype.
         dim: Along which dim the sum is divided.
-        plan: See `all_reduce`; never by NCCL, which has no such operation in
-            TensorFlow.
 
     Returns:
         The parts, in the order of the tensors.
@@ -92,28 +83,33 @@ def reduce_scatter(
     >>> [part.numpy().tolist() for part in parts]
     [[2.0], [4.0]]
     """
-    return execute(plan_of("reduce_scatter", tensors, plan), tensors, dim=dim)
+    tensors = _checked(tensors)
+    for tensor in tensors:
+        _check_dim(tensor, dim)
+        size = None if tensor.shape.rank is None else tensor.shape[dim]
+        if size is not None and size % len(tensors):
+            raise ValueError(
+                "The number of devices must divide the dim of a "
+                f"reduce-scatter. Received: dim={dim} of shape {tensor.shape} "
+                f"for {len(tensors)} devices. Use an all_reduce or another dim."
+            )
+    if len(tensors) == 1:
+        return _itself(tensors)
+    return algorithms.reduce_scatter(tensors, dim, _machine(tensors))
 
 
-def all_gather(
-    tensors: Sequence[tf.Tensor],
-    dim: int = 0,
-    *,
-    plan: str | CollectivePlan = "auto",
-) -> list[tf.Tensor]:
+def all_gather(tensors: Sequence[tf.Tensor], dim: int = 0) -> list[tf.Tensor]:
     """The tensors of several devices one after the other, on each of them.
 
     Args:
         tensors: One for each device, on it; they may differ in `dim`.
         dim: Along which dim they are put together.
-        plan: See `reduce_scatter`.
 
     Returns:
         A whole tensor for each device.
 
     Raises:
-        ValueError: If the tensors differ in dtype or in another dim, or the
-            plan is for another operation or number of devices.
+        ValueError: If the tensors differ in dtype or in another dim.
 
     Example:
 
@@ -122,8 +118,10 @@ def all_gather(
     >>> [whole.numpy().tolist() for whole in wholes]
     [[1.0, 2.0], [1.0, 2.0]]
     """
-    made = plan_of("all_gather", tensors, plan, len(tensors))
-    return execute(made, tensors, dim=dim)
+    tensors = _checked(tensors, dim)
+    if len(tensors) == 1:
+        return _itself(tensors)
+    return algorithms.all_gather(tensors, dim, _machine(tensors))
 
 
 def in_groups(
@@ -142,47 +140,62 @@ def in_groups(
     return tuple(results[index] for index in range(len(tensors)))
 
 
-def plan_of(operation, tensors, plan="auto", num_shards=1):
-    """The plan for tensors, each one of `num_shards` shards."""
-    if plan == "auto":
-        devices = tuple(tensor.device for tensor in tensors)
-        per_machine = _devices_per_machine(links.machines(devices))
-        if per_machine:
-            # Not by costs: measured costs vary, and sums in another order have
-            # other digits.
-            return _hierarchical(
-                operation, len(tensors), devices_per_machine=per_machine
-            )
-        size = tensors[0].shape.num_elements()
-        if size is None:
-            return direct(operation, len(tensors))
-        num_bytes = num_shards * size * tensors[0].dtype.size
-        # The power of two above it: no model is finer, and few sizes are
-        # simulated.
-        num_bytes = 1 << num_bytes.bit_length()
-        costs = links.costs(devices)
-        return choose(operation, len(tensors), num_bytes, costs=costs)
-    if isinstance(plan, CollectivePlan):
-        if (plan.operation, plan.num_devices) != (operation, len(tensors)):
-            raise ValueError(
-                "A plan must match the operation and the number of devices. "
-                f"Received: {plan.name} {plan.operation} for "
-                f"{plan.num_devices} devices, for an {operation} over "
-                f"{len(tensors)}."
-            )
-        return plan
-    if plan not in tuple(ALGORITHMS):
-        raise ValueError(
-            "`plan` must be 'auto', a `tfscale.collectives.CollectivePlan` or "
-            f"one of {', '.join(ALGORITHMS)}. Received: {plan!r}."
-        )
-    return ALGORITHMS[plan](operation, len(tensors))
+def fastest(tensors: Sequence[tf.Tensor]) -> str:
+    """The name of the algorithm for an all-reduce, which changes no digit."""
+    size = tensors[0].shape.num_elements()
+    if size is None:
+        return "direct"
+    between = links.costs(tuple(tensor.device for tensor in tensors))
+    num_bytes = size * tensors[0].dtype.size
+    return costs.fastest(between or costs.in_process(), len(tensors), num_bytes)
 
 
-def _devices_per_machine(machines):
-    """How many devices each of several machines has; `None` for one each."""
+def _machine(tensors):
+    """How many devices each of several machines has; 1 if it does not matter.
+
+    Devices of a machine follow each other.
+    """
+    machines = links.machines(tuple(tensor.device for tensor in tensors))
     size = machines.count(0)
-    if size == 1 or size == len(machines):
-        return None
-    regular = [*range(max(machines) + 1)] * size
-    return size if sorted(regular) == list(machines) else None
+    regular = sorted([*range(max(machines) + 1)] * size)
+    return size if size < len(machines) and regular == [*machines] else 1
+
+
+def _itself(tensors):
+    with tf.device(tensors[0].device):
+        return [tf.identity(tensors[0])]
+
+
+def _checked(tensors, differ_in=None):
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    dtypes = {tensor.dtype.name for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ValueError(
+            "All tensors of a collective must have one dtype. Received: "
+            f"{', '.join(sorted(dtypes))}. Cast them first."
+        )
+    shapes = []
+    for tensor in tensors:
+        shape = tensor.shape
+        if differ_in is not None and shape.rank is not None:
+            _check_dim(tensor, differ_in)
+            sizes = shape.as_list()
+            sizes[differ_in] = None
+            shape = tf.TensorShape(sizes)
+        shapes.append(shape)
+        if not shape.is_compatible_with(shapes[0]):
+            raise ValueError(
+                "All tensors of a collective must have one shape, except for "
+                "the concatenated dim. Received: shapes "
+                f"{[str(each.shape) for each in tensors]}."
+            )
+    return tensors
+
+
+def _check_dim(tensor, dim):
+    rank = tensor.shape.rank
+    if rank is not None and not -rank <= dim < rank:
+        raise ValueError(
+            "`dim` must be one of the dims of the tensors. Received: "
+            f"dim={dim} for shape {tensor.shape}."
+        )

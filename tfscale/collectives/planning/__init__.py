@@ -1,3 +1,0 @@
-"""Planning of collectives with integers only: plans, simulation, choice."""
-
-__all__ = []
