@@ -90,6 +90,7 @@ _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
 CHANGED_OF_KERAS = {
+    ("tfscale/_internals/fitting.py", "bar.target"),
     ("tfscale/_internals/releases.py", "setattr of adapter"),
     ("tfscale/_internals/attributes.py", "variable._value"),
     ("tfscale/adapters/model.py", "in_place.put of compile_loss"),
@@ -103,9 +104,6 @@ CHANGED_OF_KERAS = {
     ("tfscale/_internals/attributes.py", "component._unique_id"),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/adapters/epochs.py", "in_place.put of epochs"),
-    ("tfscale/adapters/cached_activations.py", "in_place.put of prefix"),
-    ("tfscale/adapters/cached_activations.py", "in_place.put of suffix"),
-    ("tfscale/adapters/cached_activations.py", "in_place.put of wrapper"),
     ("tfscale/callbacks/layer_freezing.py", "layer.trainable"),
     ("tfscale/comparison/random_layers.py", "setattr of layer"),
     ("tfscale/_internals/fitting.py", "epochs._current_iterator"),

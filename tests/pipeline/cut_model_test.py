@@ -171,38 +171,6 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
                 keras.ops.convert_to_numpy(a), b.numpy(), a.path
             )
 
-    @parameterized.parameters(False, True)
-    def test_a_prefix_that_has_changed_is_refused(self, is_pipeline):
-        strategy = tf.distribute.get_strategy()
-        if is_pipeline:
-            strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
-        with strategy.scope():
-            model = chain()
-            prefix, suffix = tfscale.cut(model, "d2")
-            if is_pipeline:
-                suffix = tfscale.PipelineModel(suffix, 2)
-            suffix.compile("sgd", "mse")
-        features = prefix.predict(X, verbose=0)
-        model.layers[0].bias.assign_add(tf.ones(6))
-        with self.assertRaisesRegex(ValueError, "has changed since"):
-            suffix.fit(features, Y, verbose=0)
-        suffix.fit(prefix.predict(X, verbose=0), Y, verbose=0)
-
-    @parameterized.parameters(
-        (dict(augment=lambda x, y, seed: (x, y)), "with `augment`"),
-        (dict(), "with `shuffle`"),
-    )
-    def test_data_that_is_not_the_same_by_record_is_refused(
-        self, options, message
-    ):
-        prefix, _ = tfscale.cut(chain(), "d2")
-        with self.assertRaisesRegex(ValueError, message):
-            prefix.predict(pipeline(X, Y, **options))
-        self.assertAllClose(
-            prefix.predict(pipeline(X, Y, shuffle=False), verbose=0),
-            prefix.predict(X, verbose=0),
-        )
-
     @parameterized.parameters(
         ("d4", "Received: 'd4'. Layers are"),
         ("d0", "the first layer"),

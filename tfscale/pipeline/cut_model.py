@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.adapters.cached_activations import adapt_prefix_and_suffix
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.graphs.random_operations import draws_from_seed
 from tfscale.graphs.random_operations import draws_from_state
@@ -36,9 +35,9 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
             a nested model. Of several uses the first counts.
 
     Returns:
-        The prefix and the suffix, functional models. `prefix.predict` refuses
-        data that is shuffled or augmented; `suffix.fit`, if the weights of the
-        prefix have changed since it has predicted last.
+        The prefix and the suffix, functional models. Call `prefix.predict`
+        with data in order and without augmentation, and again if a weight of
+        the prefix has changed: nothing checks that.
 
     Raises:
         TypeError: If `model` is no Keras model.
@@ -103,7 +102,6 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
         graph.pack_outputs([values[value] for value in graph.outputs]),
         name=f"{model.name}_suffix",
     )
-    adapt_prefix_and_suffix(prefix, suffix)
     return prefix, suffix
 
 

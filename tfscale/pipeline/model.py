@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.adapters.cached_activations import adapt_wrapped_suffix
 from tfscale.pipeline import summary
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import measure
@@ -170,7 +169,6 @@ class PipelineModel(PipelineTrainer):
         self.built = True
         placement.move_variables(plan, strategy)
         self._analyze()
-        adapt_wrapped_suffix(self, model)
         if model.compiled:
             self.compile(**_compile_arguments(model))
 
