@@ -454,6 +454,14 @@ class CallbacksTest(tf.test.TestCase):
         callback.on_test_begin()
         self.assertTrue(getattr(callback, name))
 
+    @holds("TensorBoard._init_profile_batch", "_should_trace")
+    def test_tensorboard_says_whether_it_profiles(self):
+        for batch, expected in ((0, False), (3, True), ((2, 4), True)):
+            callback = keras.callbacks.TensorBoard(
+                self.create_tempdir().full_path, profile_batch=batch
+            )
+            self.assertEqual(fitting.is_to_profile(callback), expected)
+
     @holds("TensorBoard.__init__", "_global_train_batch", "_global_test_batch")
     def test_tensorboard_counts_its_steps(self):
         callback = keras.callbacks.TensorBoard(self.get_temp_dir())

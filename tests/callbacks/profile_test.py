@@ -1,6 +1,8 @@
 import glob
+import itertools
 import json
 import os
+import re
 import time
 from unittest import mock
 
@@ -11,6 +13,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tests import forked_python
+from tests.source_files import REPOSITORY
 from tfscale._internals import symbols
 from tfscale.callbacks import GradientAccumulation
 from tfscale.callbacks import Profile
@@ -115,7 +119,10 @@ def trained(profile, mesh=None, layers=(), epochs=1, wait=0.0, **kwargs):
         data = data.map(sleep).with_options(options)
     callbacks = [profile, *kwargs.pop("callbacks", ())]
     history = model.fit(
-        data, epochs=epochs, verbose=0, callbacks=callbacks, **kwargs
+        data,
+        epochs=epochs,
+        callbacks=callbacks,
+        **{"verbose": 0, **kwargs},
     )
     return model, history.history
 
@@ -260,10 +267,71 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
             tf.profiler.experimental.stop(save=False)
         with self.assertRaisesRegex(ValueError, "several `Profile`"):
             trained(Profile(), callbacks=[Profile((1, 2))])
+        folder = self.create_tempdir().full_path
+        for batch, profile in itertools.product((3, (20, 30)), (1, 0)):
+            begun = keras.callbacks.LambdaCallback(
+                on_train_batch_begin=lambda batch, logs: self.fail("trains")
+            )
+            tensorboard = keras.callbacks.TensorBoard(
+                folder, profile_batch=batch
+            )
+            others = [begun, tensorboard, Profile((1, 2))]
+            with self.assertRaisesRegex(ValueError, "`profile_batch`"):
+                trained(others.pop(-1 - profile), callbacks=others)
         with tf.profiler.experimental.Profile(
             self.create_tempdir().full_path
         ):  # It was not left running.
             pass
+
+    @parameterized.parameters((None,), ({"data": 2},), ({"pipeline": 2},))
+    def test_mfu_is_of_the_steps_and_the_peak(self, mesh):
+        peak = 1e-3
+        profile = Profile((4, 6), peak_tflops=peak)
+        _, logs = trained(profile, mesh)
+        seconds = float(re.search(r"of ([\d.]+) ms", profile.table())[1]) / 1e3
+        # Forward and two gradients of each layer; the first has one.
+        flops = ROWS * (3 * 4 - 1) * 2 * WIDTH**2
+        devices = len(profile.shares)
+        expected = flops / seconds / devices / (peak * 1e12)
+        self.assertAllClose(profile.mfu, expected, rtol=0.01)
+        self.assertEqual(logs["profile_mfu"], [profile.mfu])
+        self.assertIn(f"MFU {profile.mfu:.1%}", profile.table())
+
+    @parameterized.parameters(0, -1.0, float("nan"), float("inf"))
+    def test_an_impossible_peak_is_refused(self, peak):
+        with self.assertRaisesRegex(ValueError, f"peak_tflops={peak}"):
+            Profile(peak_tflops=peak)
+
+    def test_each_of_two_workers_writes_what_its_devices_did(self):
+        folder = self.create_tempdir().full_path
+        said = forked_python.output(
+            [
+                *("-m", "tfscale.launch", "--num_workers=2"),
+                *("--devices_per_worker=2", "-m"),
+                *("tests.callbacks.profile_program", folder),
+            ],
+            cwd=REPOSITORY,
+            timeout=300,
+        )
+        found = []
+        for index in range(2):
+            worker = f"{folder}/worker_{index}"
+            with open(f"{worker}/timeline.json") as file:
+                self.assertNotEmpty(json.load(file)["traceEvents"])
+            pattern = f"{worker}/plugins/profile/*/*.xplane.pb"
+            self.assertLen(glob.glob(pattern), 1)
+            with open(f"{folder}/{index}.json") as file:
+                found.append(json.load(file))
+        for index, (devices, layers, logs) in enumerate(found):
+            self.assertLen(devices, 2)
+            for device, compute in devices.items():
+                self.assertIn(f"task:{index}", device)
+                self.assertGreater(compute, 0)
+            self.assertEqual(layers, [f"layer_{i}" for i in range(4)])
+            self.assertIn("profile_communication", logs)
+        # The first one prints the table, of two steps.
+        self.assertLen(re.findall("2 steps of", said), 1)
+        self.assertRegex(said, r"worker 0\].*2 steps of")
 
     @parameterized.parameters(
         ((2, 2), ValueError),

@@ -52,6 +52,11 @@ def is_running(epochs: EpochIterator, thread: int) -> bool:
     return any(call.epochs is epochs for call in _running_fits(thread))
 
 
+def is_to_profile(tensorboard: keras.callbacks.TensorBoard) -> bool:
+    """Whether TensorFlow's profiler runs at some of its steps."""
+    return tensorboard._should_trace
+
+
 def _running_fits(thread: int | None = None) -> list[Call]:
     return [call for call in calls(thread) if call.purpose == "fit"]
 

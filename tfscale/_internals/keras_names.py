@@ -148,5 +148,7 @@ callbacks.swap_ema_weights.SwapEMAWeights.__init__
     _ema_weights_in_model: kept in a backup
 callbacks.tensorboard.TensorBoard.__init__
     _global_train_batch, _global_test_batch: kept in a backup
+callbacks.tensorboard.TensorBoard._init_profile_batch
+    _should_trace: whether it is to profile, which `Profile` does not bear
 """
 KERAS += releases.KERAS

@@ -27,6 +27,7 @@ from tfscale.profiling.report import as_table
 from tfscale.profiling.report import timelines
 from tfscale.schedules.timeline import as_chrome_trace
 from tfscale.throughput.utilization import Utilization
+from tfscale.throughput.utilization import check_peak
 
 # After the last step, until threads have noted that they are done with it.
 _SECONDS = 0.05
@@ -70,6 +71,8 @@ class Profile(keras.callbacks.Callback):
             before `stop`, counted from 0 over the epochs of a `fit`. The first
             steps are slower, because they are traced.
         log_dir: Where to write, or None for a temporary folder.
+        peak_tflops: Float, 10^12 FLOP/s: the peak of a device for the MFU. By
+            default that of the planner's table, see `tfscale.planner.DEVICES`.
 
     Attributes:
         shares: Device to its `Shares`, empty before the steps.
@@ -79,9 +82,10 @@ class Profile(keras.callbacks.Callback):
 
     Raises:
         TypeError: If `steps` are no integers.
-        ValueError: If `steps` are negative or do not increase. When `fit`
-            begins, if another profiler runs, if `fit` has another `Profile`,
-            or under parameter servers, whose devices are in other processes.
+        ValueError: If `steps` are negative or do not increase, or
+            `peak_tflops` is not above 0. When `fit` begins, if another profiler
+            runs, if `fit` has another callback that profiles, or under
+            parameter servers, whose devices are in other processes.
 
     Example:
 
@@ -99,11 +103,17 @@ class Profile(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, steps: Sequence[int] = (10, 12), log_dir: str | None = None
+        self,
+        steps: Sequence[int] = (10, 12),
+        log_dir: str | None = None,
+        *,
+        peak_tflops: float | None = None,
     ):
         super().__init__()
+        check_peak(peak_tflops)
         self.steps = _checked(steps)
         self.log_dir = log_dir
+        self.peak_tflops = peak_tflops
         self.shares: dict[str, Shares] = {}
         self.layers: dict[str, tuple[float, float]] = {}
         self.mfu: float | None = None
@@ -127,6 +137,13 @@ class Profile(keras.callbacks.Callback):
             raise ValueError(
                 "TensorFlow has one profiler. Received: several `Profile` "
                 "callbacks. Pass one with all steps."
+            )
+        tensorboards = fit.callbacks_of(keras.callbacks.TensorBoard)
+        if any(map(fitting.is_to_profile, tensorboards)):
+            raise ValueError(
+                "TensorFlow has one profiler. Received: `Profile` and "
+                "`TensorBoard` with `profile_batch`. Leave `profile_batch` "
+                "out: TensorBoard opens what `Profile` writes to its `log_dir`."
             )
         strategy = model.distribute_strategy
         if isinstance(strategy, tf.distribute.ParameterServerStrategy):
@@ -153,9 +170,8 @@ class Profile(keras.callbacks.Callback):
         except tf.errors.AlreadyExistsError as error:
             raise ValueError(
                 "TensorFlow has one profiler, which runs already. Received: "
-                f"`Profile(steps={self.steps})`. Stop the other one, such as "
-                "`tf.profiler.experimental.start` or `TensorBoard("
-                "profile_batch=...)`, before these steps."
+                f"`Profile(steps={self.steps})`. Stop the other one with "
+                "`tf.profiler.experimental.stop` before `fit`."
             ) from error
         self._is_running = True
 
@@ -277,8 +293,9 @@ class Profile(keras.callbacks.Callback):
     def _mfu(self, model):
         """By the bytes of the batches that the iterator gave."""
         spec = fitting.element_spec_of(self._fit.epochs)
-        utilization = Utilization(None)
-        if utilization.device is None or utilization.count(model, spec):
+        utilization = Utilization(self.peak_tflops)
+        is_unknown = self.peak_tflops is None and utilization.device is None
+        if is_unknown or utilization.count(model, spec):
             return None
         of_row = sum(map(_bytes_of_row, tf.nest.flatten(spec)))
         seconds = sum(e - b for b, e in self._recording.steps) * 1e-12

@@ -16,6 +16,7 @@ from tfscale.throughput.meter import Meter
 from tfscale.throughput.noted_data import NotedData
 from tfscale.throughput.steps import Steps
 from tfscale.throughput.utilization import Utilization
+from tfscale.throughput.utilization import check_peak
 
 _SECONDS = 0.5  # between two readings of what arrived
 # While an epoch runs, the first of each that is known: the progress bar needs a
@@ -90,12 +91,7 @@ class Throughput(keras.callbacks.Callback):
 
     def __init__(self, peak_tflops: float | None = None):
         super().__init__()
-        if peak_tflops is not None and not 0 < peak_tflops < float("inf"):
-            raise ValueError(
-                "`peak_tflops` must be above 0: 10^12 FLOP/s of a device. "
-                f"Received: peak_tflops={peak_tflops!r}. Omit it if it is "
-                "unknown."
-            )
+        check_peak(peak_tflops)
         self.peak_tflops = peak_tflops
         self._told: set[str] = set()
         self._lines: list[str] = []
@@ -123,8 +119,7 @@ class Throughput(keras.callbacks.Callback):
         callbacks.remove(self)
         callbacks.insert(0, self)
         if self._utilization is None:
-            peak = self.peak_tflops and 1e12 * self.peak_tflops
-            self._utilization = Utilization(peak)
+            self._utilization = Utilization(self.peak_tflops)
         self._workers = getattr(strategy.extended, "workers", None)
         self._devices = _devices_of(strategy)
         self._counted_for = None

@@ -14,14 +14,24 @@ from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.throughput import hardware
 
 
+def check_peak(peak_tflops: float | None) -> None:
+    """Raises a ValueError if a `peak_tflops` is no peak."""
+    if peak_tflops is not None and not 0 < peak_tflops < float("inf"):
+        raise ValueError(
+            "`peak_tflops` must be above 0: 10^12 FLOP/s of a device. "
+            f"Received: peak_tflops={peak_tflops!r}. Omit it if it is "
+            "unknown."
+        )
+
+
 class Utilization:
     """Counts FLOPs once for each set of trainable weights.
 
     `device` is the planner's device of this machine, or None.
     """
 
-    def __init__(self, peak_flops: float | None):
-        self._given = peak_flops
+    def __init__(self, peak_tflops: float | None):
+        self._given = peak_tflops and 1e12 * peak_tflops
         self._flops: int | None = None
         self._peak: float | None = None
         self._counted: Any = None
@@ -48,7 +58,7 @@ class Utilization:
             return None
         return (
             f"No `mfu`: the peak of this device ({self._described}) is not "
-            "known. Pass `Throughput(peak_tflops=...)`."
+            "known. Pass `peak_tflops` to the callback."
         )
 
     def figures(self, model: Any, examples: float) -> dict[str, float]:
