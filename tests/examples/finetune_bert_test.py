@@ -72,6 +72,7 @@ class FinetuneBertTest(parameterized.TestCase):
         ("--num_replicas=2",),
         ("--num_stages=2",),
         ("--model_parallel=2",),
+        ("--mesh=auto",),
     )
     @pytest.mark.crossing
     def test_any_mesh_has_the_losses_of_one_device(self, mesh):
