@@ -286,7 +286,7 @@ class PairsTest(parameterized.TestCase):
         (f"{i}_{row.kind}_{row.microbatches}_on_{row.replicas}", row)
         for i, row in enumerate(ROWS)
     )
-    @pytest.mark.crossing(every=14)
+    @pytest.mark.crossing(every=25)
     def test_whole_batch(self, row):
         made = job(row)
         # One microbatch on one device is plain Keras, of which lookups are

@@ -51,7 +51,7 @@ class NoiseTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (dict(data=2), 1, 32), (dict(data=4), 1, 32), (None, 4, 64)
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_of_a_quadratic_with_known_noise(self, axes, num_microbatches, s):
         """|G|^2 is 64 and S is `s` times that, after 200 steps of 32 rows."""
         draw = np.random.RandomState(0).randn(200 * 32, DIM) * math.sqrt(s)

@@ -181,7 +181,7 @@ def _dense(milliseconds=None):
 
 class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*SETTINGS)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=4)
     def test_figures_are_those_of_a_clock_and_of_the_planner(self, name):
         make, wrap, callbacks, arguments, num_devices = SETTINGS[name]
         model = compiled(make(), 30, wrap or (lambda model: model), **arguments)
@@ -212,7 +212,7 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
         self.assertBetween(history["memory_gb"][-1], 0.2, 100.0)
 
     @parameterized.parameters("one", "mirrored", "mesh")
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_says_once_when_training_waits(self, strategy):
         with strategies.named(strategy).scope():
             model = _dense()

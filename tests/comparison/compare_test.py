@@ -269,7 +269,7 @@ class FindsTest(parameterized.TestCase):
             )
 
     @parameterized.parameters(*EQUAL)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_nothing_where_nothing_differs(self, name):
         build, data, options = EQUAL[name]
         report = self.check_is_equal(build, data, options)

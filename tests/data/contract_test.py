@@ -247,7 +247,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (8,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "drop"), (1, 37)),
     )
-    @pytest.mark.crossing(every=27)
+    @pytest.mark.crossing(every=40)
     def test_each_record_once_an_epoch(self, name, remainder, batch_size):
         pipeline = _pipeline(name, batch_size=batch_size, remainder=remainder)
         first, second = _batches(pipeline), _batches(pipeline)

@@ -69,7 +69,7 @@ class WithGradientTest(tf.test.TestCase, parameterized.TestCase):
         ({"model": 2}, 0),
         ({"data": 2, "model": 2}, 3),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=5)
     def test_a_model_that_was_trained_is_freed(self, axes, zero_stage):
         before = num_graphs()
         train(axes, zero_stage)

@@ -82,7 +82,7 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(actual, expected, rtol=0, atol=1e-5 * size)
 
     @parameterized.product(options=OPTIONS, num_ranks=(1, 2, 3, 4))
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing(every=16)
     def test_of_cross_entropy(self, options, num_ranks):
         options = {"ignore_class": None, "label_smoothing": 0.0, **options}
         logits, labels = logits_and_labels(options["ignore_class"])

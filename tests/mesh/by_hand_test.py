@@ -46,7 +46,7 @@ MESHES = [{"data": 2}, {"data": 2, "model": 2}]
 
 class ReplicasTest(parameterized.TestCase):
     @parameterized.product(axes=MESHES, is_graph=[True, False])
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_results_are_those_of_replicas(self, axes, is_graph):
         # With model ranks each replica's value came once for each rank, and a
         # tensor object that replicas have in common was summed up once. So is

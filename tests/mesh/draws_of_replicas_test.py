@@ -116,7 +116,7 @@ class DrawsOfReplicasTest(parameterized.TestCase):
         ("pipeline", dict(data=2, pipeline=2, microbatches=2)),
         ("all", dict(data=2, pipeline=2, model=2, microbatches=2)),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=6)
     def test_no_two_rows_have_the_same_mask(self, arguments):
         found = masks(**arguments)
         self.assertLen({mask for step in found for mask in step}, 2 * ROWS)

@@ -119,7 +119,7 @@ class OnBatchTest(parameterized.TestCase):
     @parameterized.product(
         reduction=("sum", "none", "mean"), wrap=(lambda model: model, pipeline)
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_a_sum_over_rows_counts_once(self, reduction, wrap):
         # It counted once for each replica, in the loss and in the gradient.
         found = []

@@ -140,7 +140,7 @@ class MeshTest(tf.test.TestCase, parameterized.TestCase):
         lambda: same_numbers.plain(accumulating()),
         lambda: same_numbers.on_mesh(job(), num_stages=2, num_microbatches=2),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_replicas_ranks_and_parts_have_the_numbers_of_one_device(
         self, train
     ):

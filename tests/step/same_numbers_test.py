@@ -146,7 +146,7 @@ JOBS = {
 
 class PlainFitTest(parameterized.TestCase):
     @parameterized.parameters(*JOBS)
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=6)
     def test_two_replicas(self, name):
         expected = same_numbers.on_one_device(JOBS[name])
         if name == "several_scalars" and not releases.IS_3_15:

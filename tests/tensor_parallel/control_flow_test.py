@@ -175,7 +175,7 @@ class ControlFlowTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         name=list(CASES), build=[functional, subclassed], sizes=[(1, 2), (2, 2)]
     )
-    @pytest.mark.crossing(every=20)
+    @pytest.mark.crossing(every=40)
     def test_numbers_of_one_device(self, name, build, sizes):
         trained = job(build, CASES[name])
         expected = same_numbers.on_one_device(trained)

@@ -65,7 +65,7 @@ def mesh_strategy(axes, layouts, options):
 
 class RecomputedTest(parameterized.TestCase):
     @parameterized.named_parameters(*MESHES)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_numbers_are_those_of_one_device(self, *mesh):
         def losses(model):
             return [float(model.train_on_batch(X, Y)) for _ in range(3)]

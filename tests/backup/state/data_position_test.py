@@ -101,7 +101,7 @@ class DataPositionTest(parameterized.TestCase, tf.test.TestCase):
         ("zipped", numbered, {}),
         ("concatenated", lambda x: x.concatenate(x), {}),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=7)
     def test_records_of_a_pipeline_are_those_without_a_backup(
         self, of_pipeline, arguments
     ):

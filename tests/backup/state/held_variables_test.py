@@ -72,7 +72,7 @@ class HeldVariablesTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         holder=[lambda v: v, nested, in_object], place=["loss", "layer"]
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_a_run_that_goes_on_ends_alike(self, holder, place):
         path = self.create_tempdir().full_path
         whole = self.fit(f"{path}/whole", holder, place=place)

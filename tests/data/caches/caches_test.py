@@ -258,7 +258,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         ("_strings", "0.bin"),
         ("_strings", "0.begin.bin"),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_a_cache_that_is_not_whole_is_named(self, kind, file):
         make = getattr(self, kind)
         make()

@@ -70,7 +70,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         make=(tf.distribute.get_strategy, mesh), is_distributed=(False, True)
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_each_fit_of_some_steps_begins_a_later_epoch(
         self, make, is_distributed
     ):

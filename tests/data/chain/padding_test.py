@@ -43,7 +43,7 @@ class PaddingTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         kind=("lines", "ragged"), shuffle=(False, True), start=(0, 8)
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_a_batch_is_as_long_as_its_longest(self, kind, shuffle, start):
         source = getattr(self, f"_{kind}")()
         kwargs = {"batch_size": 4, "shuffle": shuffle}

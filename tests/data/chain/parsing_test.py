@@ -137,7 +137,7 @@ class ParsingTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         name=list(FUNCTIONS), cache=("none", "memory", "file")
     )
-    @pytest.mark.crossing(every=8)
+    @pytest.mark.crossing(every=12)
     def test_values_are_those_of_single_records(self, name, cache):
         rows, parse, *parse_batch = FUNCTIONS[name]
         one_by_one = _pipeline(rows, parse=parse)

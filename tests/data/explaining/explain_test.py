@@ -259,7 +259,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
             data.explain(self._rows(0), model, seconds=60)
 
     @parameterized.parameters("one", "mirrored", "mesh")
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_the_model_is_afterwards_what_it_was(self, strategy):
         with strategies.named(strategy).scope():
             model = self._model()

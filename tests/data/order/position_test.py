@@ -78,7 +78,7 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
         ("keep", 2, 1),
         *itertools.product(("drop", "pad"), (1, 2), (1, 2)),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=5)
     def test_batches_left_are_those_that_come(
         self, remainder, workers, replicas
     ):
@@ -99,7 +99,7 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
         ("keep", 2, 1),
         *itertools.product(("drop", "pad"), (1, 2), (1, 2)),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=9)
     def test_steps_of_a_long_epoch_are_computed_in_chunks(
         self, remainder, workers, replicas
     ):

@@ -51,7 +51,7 @@ class DamageTest(tf.test.TestCase, parameterized.TestCase):
             data.tfrecords(path)
 
     @parameterized.parameters([[3]], [[0]], [[9]], [[2, 3, 7]])
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=4)
     def test_damaged_records_are_skipped_and_counted(self, damaged):
         path = record_files.shard(self.folder)
         for number in damaged:

@@ -73,7 +73,7 @@ class TextBlocksTest(tf.test.TestCase, parameterized.TestCase):
         return data.csv(self.path, dtypes=dtypes, **kwargs)
 
     @parameterized.parameters(*range(8))
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=8)
     def test_csv_is_read_the_same_in_blocks_of_any_size(self, seed):
         random = np.random.default_rng(seed)
         fields = [

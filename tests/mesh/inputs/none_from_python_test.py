@@ -14,7 +14,7 @@ class GeneratorTest(none_test.NoneCase):
     @parameterized.product(
         case=list(none_test.CASES), mesh=list(none_test.MESHES)
     )
-    @pytest.mark.crossing(every=22)
+    @pytest.mark.crossing(every=44)
     def test_is_as_on_one_device(self, case, mesh):
         case, mesh = none_test.CASES[case], none_test.MESHES[mesh]
         self.assert_same(*none_test.outcomes(case, mesh, "batches"))

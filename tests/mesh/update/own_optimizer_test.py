@@ -133,7 +133,7 @@ class OwnOptimizerTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         mesh=list(MESHES), optimizer=(ByNorm, Clipping, Centralizing)
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_is_refused_by_name_where_it_gets_shards(self, mesh, optimizer):
         model = on(mesh, lambda: optimizer(0.1))
         before = model.get_weights()

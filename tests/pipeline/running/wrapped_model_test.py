@@ -57,7 +57,7 @@ class WrappedModelTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         build=[functional, sequential], how=["saved", "copied", "pickled"]
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_saved_copied_or_pickled_it_is_the_plain_model(self, build, how):
         # Nothing loaded what `keras.saving.save_model` had written.
         make = {

@@ -178,7 +178,7 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
         return model
 
     @parameterized.parameters((2, 1, 0), (2, 1, 1), (1, 2, 0), (2, 2, 1))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_bytes_are_those_on_each_device(self, data, ranks, zero_stage):
         model = self._model(data, ranks, zero_stage)
         with model.distribute_strategy.scope():
