@@ -9,6 +9,7 @@ from tfscale.pipeline.stages.plan import make_plan
 from tfscale.planner.cost import Predictor
 from tfscale.planner.cost import Settings
 from tfscale.planner.device import DEVICES
+from tfscale.planner.layers import LARGE_WEIGHT
 from tfscale.planner.traced import trace_table
 from tfscale.schedules.named_schedules import one_f_one_b
 
@@ -100,6 +101,23 @@ class TraceTableTest(absltest.TestCase):
         self.assertLess(
             sum(layer.kept for layer in two), sum(layer.kept for layer in one)
         )
+
+    def test_large_weights_are_told_from_others(self):
+        def build_model():
+            inputs = keras.Input((8,), dtype="int32")
+            x = keras.layers.Embedding(LARGE_WEIGHT // 4, 4)(inputs)
+            return keras.Model(inputs, keras.layers.Dense(4)(x))
+
+        *_, table, dense = trace_table(build_model, [1]).by_ranks[1]
+        self.assertEqual(table.large, LARGE_WEIGHT)
+        self.assertEqual((dense.trainable, dense.large), (20, 0))
+
+    def test_the_loss_moves_logits(self):
+        # It was left out: a tenth of a step of two tables.
+        first, *_, last = _table().by_ranks[1]
+        logits = 4 * LENGTH * gpt.VOCABULARY
+        self.assertEqual(last.backward.moved - last.forward.moved, 3 * logits)
+        self.assertLessEqual(first.backward.moved, first.forward.moved)
 
     def test_what_is_frozen_has_no_backward(self):
         def build_model():

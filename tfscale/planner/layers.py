@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Elements of a weight that caches of CPUs do not hold: 16 MB of them.
+LARGE_WEIGHT = 1 << 22
+
 
 class Work(NamedTuple):
     """The work of a layer for one example, on one model rank.
@@ -38,6 +41,7 @@ class Layer:
 
     Args:
         trainable: Elements of trainable weights.
+        large: Elements of those of them that have `LARGE_WEIGHT` or more.
         largest: Elements of the largest of them.
         frozen: Elements of other variables.
         kept: Bytes that are kept until the backward.
@@ -51,6 +55,7 @@ class Layer:
     forward: Work
     backward: Work
     trainable: float = 0
+    large: float = 0
     largest: float = 0
     frozen: float = 0
     kept: float = 0
