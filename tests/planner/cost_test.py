@@ -211,6 +211,18 @@ class PredictorTest(parameterized.TestCase):
             found = predictor.predict(settings)
             self.assertAlmostEqual(found.seconds["update"], expected)
 
+    def test_random_numbers_are_drawn_in_each_forward(self):
+        device = dataclasses.replace(
+            self.device, memory_bandwidth=2.0, passes=1e-9, random_bytes=10.0
+        )
+        layer = Layer("dropout", Work(drawn=100), Work())
+        table = ModelTable("model", {1: (layer, layer)}, flops=1.0)
+        predictor = Predictor(table, 16, device)
+        found = predictor.predict(Settings()).seconds["compute"]
+        self.assertAlmostEqual(found, 2 * 16 * 100 * 5)
+        again = predictor.predict(Settings(num_microbatches=4, recompute=True))
+        self.assertAlmostEqual(again.seconds["compute"], 2 * found)
+
     def test_each_microbatch_moves_weights(self):
         device = dataclasses.replace(
             self.device, memory_bandwidth=4.0, passes=1e-9, weight_passes=3.0

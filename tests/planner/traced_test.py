@@ -119,6 +119,25 @@ class TraceTableTest(absltest.TestCase):
         self.assertEqual(last.backward.moved - last.forward.moved, 3 * logits)
         self.assertLessEqual(first.backward.moved, first.forward.moved)
 
+    def test_dropout_draws_numbers(self):
+        # A tenth of a step of BERT on a CPU, which was left out.
+        def build_model(rate):
+            return gpt.build_gpt(LAYERS, WIDTH, 4, LENGTH, rate)
+
+        def drawn(rate):
+            table = trace_table(lambda: build_model(rate), [1, 2])
+            return [
+                sum(layer.forward.drawn for layer in table.by_ranks[ranks])
+                for ranks in (1, 2)
+            ]
+
+        self.assertEqual(drawn(0.0), [0, 0])
+        one, two = drawn(0.1)
+        # Of scores with 4 heads, and of what a block adds.
+        self.assertGreaterEqual(one, LAYERS * 2 * LENGTH * WIDTH)
+        self.assertEqual(one % (LENGTH * WIDTH), 0)
+        self.assertBetween(two, one / 2, one)
+
     def test_what_is_frozen_has_no_backward(self):
         def build_model():
             model = _gpt()

@@ -197,7 +197,11 @@ class Predictor:
             computing.append(
                 rows * work.flops / (self._peak * device.efficiency)
                 + work.products * device.startup
-                + (rows * moved * device.passes + share * weights)
+                + (
+                    rows * moved * device.passes
+                    + rows * work.drawn * device.random_bytes
+                    + share * weights
+                )
                 / device.memory_bandwidth
             )
             # Where ranks divide the sequence, a sum is two messages.

@@ -29,6 +29,8 @@ class Device:
         weight_passes: How many times a weight or its gradient goes through
             memory in a forward and its backward while nothing is computed:
             none if products hide that, 3 on CPUs.
+        random_bytes: Bytes that memory moves in the time in which a random
+            number is drawn.
         latency: Seconds of a message, whatever its size.
         update_bytes: Bytes that the update of a weight reads and writes: 28 if
             one program does it, more if each operation of it is one.
@@ -40,7 +42,7 @@ class Device:
 
     Raises:
         ValueError: If a figure is not above 0, or `speed_alone` less than 1;
-            `startup`, `latency` and `weight_passes` may be 0.
+            `startup`, `latency`, `weight_passes` and `random_bytes` may be 0.
 
     Example: an H100 with half of its memory.
 
@@ -62,6 +64,7 @@ class Device:
     link_efficiency: float = 0.9
     passes: float = 3.0
     weight_passes: float = 0.0
+    random_bytes: float = 0.0
     latency: float = 1e-5
     update_bytes: float = 28.0
     small_update_bytes: float = 28.0
@@ -73,8 +76,8 @@ class Device:
         return 0.9 * self.memory
 
     def __post_init__(self):
-        leasts = dict.fromkeys(("startup", "latency", "weight_passes"), 0)
-        leasts["speed_alone"] = 1
+        leasts = {"startup": 0, "weight_passes": 0, "random_bytes": 0}
+        leasts |= {"latency": 0, "speed_alone": 1}
         for name, value in dataclasses.asdict(self).items():
             if name != "name" and not value >= leasts.get(name, 1e-9):
                 rule = (

@@ -25,6 +25,7 @@ class Work(NamedTuple):
             ranks divide the sequence.
         summed: Bytes that are summed over the model ranks.
         sums: How many tensors these are.
+        drawn: Random numbers.
     """
 
     flops: float = 0
@@ -33,6 +34,7 @@ class Work(NamedTuple):
     undivided: float = 0
     summed: float = 0
     sums: float = 0
+    drawn: float = 0
 
 
 @dataclasses.dataclass(frozen=True)

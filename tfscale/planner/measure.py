@@ -69,6 +69,7 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     update, smaller = (
         _time_of_update(names, shape, count) for count in _WEIGHTS
     )
+    drawing = _seconds(_random, names, shape)
     flops = 2 * width**3 / seconds
     fitted = blocks.fit(model.layers, (of_few, of_many), flops, bandwidth)
     latency = 0.0
@@ -92,6 +93,7 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
         latency=latency,
         passes=fitted.passes,
         weight_passes=blocks.WEIGHT_PASSES,
+        random_bytes=drawing * bandwidth / (num_bytes // 4),
         update_bytes=update * bandwidth / (num_bytes // 4),
         small_update_bytes=smaller * bandwidth / (num_bytes // 4),
         speed_alone=max(of_many / of_one, 1.0),
@@ -112,6 +114,17 @@ def _sums(length, xs):
     for _ in range(length):
         xs = _on_each(lambda x: x / 2, all_reduce(xs))
     return xs
+
+
+def _random(xs):
+    """As many random numbers as elements."""
+    # A seed that is not known before, or they would be drawn only once.
+    return _on_each(
+        lambda x: tf.random.stateless_uniform(
+            x.shape, tf.cast(x[0, :2] * 1e6, "int32")
+        ),
+        xs,
+    )
 
 
 def _time_of_update(names, shape, num_weights):

@@ -97,6 +97,7 @@ class _Tracer:
         self.kept_once = [
             max(2 * a.internal - b.internal, 0) for a, b in zip(one, two)
         ]
+        self.drawn = [b.drawn - a.drawn for a, b in zip(one, two)]
         self.kept_values = set().union(*(each.values for each in one))
 
     def _check_sizes(self):
@@ -190,6 +191,7 @@ class _Tracer:
                 moved_undivided,
                 self._bytes(call.outputs) * (num_sums + gathered / 2),
                 num_sums + gathered,
+                self.drawn[index] / num_shards,
             )
             # The loss writes probabilities, a gradient, and scales that.
             loss = 3 * self._bytes(graph.outputs) if is_last else 0
