@@ -8,7 +8,6 @@ from tfscale._internals import attributes
 from tfscale._internals import layers
 from tfscale.formatting import readable_bytes
 from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import elementwise
 from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
@@ -85,7 +84,11 @@ def _how(call, shardings):
         how += "\noutput gathered"
         reason = call.reason
         if reason is None:
-            reason = _why_whole(rule) if call.is_decided else analysis.NOT_SEEN
+            reason = (
+                rule.why_whole() or "it has not been called in this model"
+                if call.is_decided
+                else analysis.NOT_SEEN
+            )
     return how, rule.collectives, reason
 
 
@@ -93,20 +96,6 @@ _NESTED = (
     "a branch, a loop or a function of another layer calls it, where ranks "
     "cannot meet; loops of Python are unrolled"
 )
-
-
-def _why_whole(rule):
-    """Why a layer never leaves its output sharded."""
-    layer = rule.layer
-    if getattr(layer, "gather_output", None):
-        return "it asks for it, with gather_output=True"
-    if layer.activity_regularizer is not None:
-        return "its activity regularizer looks at the whole"
-    activation = getattr(layer, "activation", None)
-    if not elementwise.acts_on_elements(activation):
-        name = getattr(activation, "__name__", type(activation).__name__)
-        return f"its activation {name!r} needs the whole"
-    return "it has not been called in this model"
 
 
 def _kind(rule):

@@ -76,14 +76,20 @@ class Rule(abc.ABC):
 
     def divides(self, args, kwargs) -> bool:
         """Whether a call with these arguments returns a sharded output."""
+        return self.source_dim is not None and self.why_whole() is None
+
+    def why_whole(self) -> str | None:
+        """Why the layer itself never leaves its output sharded."""
         layer = self.layer
-        if getattr(layer, "gather_output", None) is not None:
-            return not layer.gather_output
-        return (
-            self.source_dim is not None
-            and layer.activity_regularizer is None
-            and acts_on_elements(getattr(layer, "activation", None))
-        )
+        if getattr(layer, "gather_output", None):
+            return "it asks for it, with gather_output=True"
+        if layer.activity_regularizer is not None:
+            return "its activity regularizer looks at the whole"
+        activation = getattr(layer, "activation", None)
+        if acts_on_elements(activation):
+            return None
+        name = getattr(activation, "__name__", type(activation).__name__)
+        return f"its activation {name!r} needs the whole"
 
     @property
     def sum_layer(self):
