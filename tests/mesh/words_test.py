@@ -301,6 +301,19 @@ class WarningsTest(parameterized.TestCase):
         self.assertLen(texts, 1)
         self.assertIn("the loss '_mean'", texts[0])
 
+    @parameterized.parameters(2, 4)
+    def test_those_of_a_layer_are_shown_once(self, data):
+        """By Python, to which replicas of equal rows give the same one."""
+        with strategy(data).scope():
+            inputs = {name: keras.Input((4,), name=name) for name in "ab"}
+            outputs = keras.layers.Add()(list(inputs.values()))
+            model = keras.Model(inputs, outputs)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("default")
+            model.predict([X, X], batch_size=4, verbose=0)
+        self.assertLen(found, 1)
+        self.assertIn("structure of `inputs`", str(found[0].message))
+
 
 if __name__ == "__main__":
     absltest.main()
