@@ -1,6 +1,7 @@
 """What differs where variables do not is found, and what need not is not."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -68,6 +69,31 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
         model = keras.Sequential([keras.layers.Lambda(lambda x: x)])
         model.compile("sgd", lambda y, p: y - p)
         self.assertNotIn("identity_test", identity.configuration(model))
+
+    def test_configs_need_not_be_json(self):
+        """Nor is a class that overrides `compile` equal to all others."""
+
+        class Own(keras.Model):
+            def __init__(self, table):
+                super().__init__()
+                self.table = np.asarray(table)
+
+            def get_config(self):
+                return {"table": self.table}
+
+            def compile(self, optimizer):
+                super().compile(optimizer)
+
+        def described(table=(1, 2), momentum=0.0):
+            model = Own(table)
+            model.compile(keras.optimizers.SGD(0.1, momentum=momentum))
+            return identity.configuration(model)
+
+        self.assertEqual(described(), described())
+        found = identity.difference(described(table=(1, 3)), described())
+        self.assertRegex(found, r"model/config/table .int64\[2\]")
+        found = identity.difference(described(momentum=0.5), described())
+        self.assertIn("momentum 0.5, saved 0.0", found)
 
     def test_a_dataset_is_described_by_its_integers(self):
         tf.random.set_seed(1)

@@ -2,14 +2,11 @@
 
 Variables of the same shapes may belong to another activation, optimizer or
 dtype policy, so configurations are compared. Left out is what differs between
-runs of one program: numbers at the ends of names, code of lambdas (which
-contains paths), learning rates, which are restored, and options that change the
+runs of one program: numbers at the ends of names, and options that change the
 speed of steps but not their results.
 """
 
 import json
-import re
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,16 +14,14 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
-from tfscale.backup.export import config_of
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.state import variables
 from tfscale.backup.state.data_position import DataPosition
+from tfscale.fit.configuration import of_compile
+from tfscale.fit.configuration import plain
+from tfscale.mesh.models.wrapped_model import WrappedModel
 
-_LEFT_OUT = (
-    *("build_config", "build_input_shape", "shared_object_id"),
-    *("jit_compile", "run_eagerly", "steps_per_execution"),
-)
-_NUMBER = re.compile(r"_\d+$")
+_LEFT_OUT = ("jit_compile", "run_eagerly", "steps_per_execution")
 
 
 def identity(
@@ -78,42 +73,13 @@ def check(
 def configuration(model: keras.Model) -> str:
     """JSON of the configuration of a model and of its `compile`.
 
-    A class without configuration, or that overrides `compile`, has null.
+    A class without configuration has null, and one that overrides `compile`
+    its optimizer.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of lambdas, which are not loaded
-        model_config = json.loads(config_of(model) or "{}")
-        try:
-            compiled = json.loads(json.dumps(model.get_compile_config()))
-        except (NotImplementedError, TypeError, ValueError):
-            compiled = None
-    model_config.pop("compile_config", None)  # a pipeline has it outside
-    return json.dumps(_plain({"model": model_config, "compiled": compiled}))
-
-
-def _plain(value):
-    if isinstance(value, dict):
-        if value.get("class_name") == "__lambda__":
-            return "a lambda"
-        return {
-            # Without the rows of a replica's batch.
-            key: _plain(v[1:] if key == "batch_shape" and v else v)
-            for key, v in value.items()
-            if key not in _LEFT_OUT
-            and not (key == "learning_rate" and isinstance(v, float))
-        }
-    if isinstance(value, list):
-        return [_plain(v) for v in value if not _is_first_of_sequential(v)]
-    return _NUMBER.sub("", value) if isinstance(value, str) else value
-
-
-def _is_first_of_sequential(value):
-    """Whether it is the input of a `Sequential`, which has it once built."""
-    return (
-        isinstance(value, dict)
-        and value.get("class_name") == "InputLayer"
-        and "inbound_nodes" not in value  # which those of other models have
-    )
+    # A pipeline, which wraps a model, is saved as that one.
+    inner = model.model if isinstance(model, WrappedModel) else model
+    found = {"model": inner, "compiled": of_compile(model)}
+    return json.dumps(plain(found, _LEFT_OUT))
 
 
 def difference(now: str, saved: str | None) -> str | None:
