@@ -12,7 +12,6 @@ from absl.testing import parameterized
 import tfscale
 from tfscale.planner import DEVICES
 from tfscale.planner import __main__ as command
-from tfscale.planner import blocks
 from tfscale.planner import measure
 from tfscale.planner.cost import Settings
 
@@ -164,7 +163,7 @@ class PlanTest(parameterized.TestCase):
 
     @mock.patch.dict(measure._WIDTHS, CPU=256)
     @mock.patch.object(measure, "_SECONDS", 0.0)  # the fewest repetitions
-    @mock.patch.object(blocks, "_BLOCKS", 1)
+    @mock.patch.object(measure, "_BLOCKS", 1)
     def test_measures_this_machine(self):
         device = _plans(num_devices=2, device="measure").device
         for field in dataclasses.fields(device)[1:]:

@@ -10,7 +10,9 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import releases
+from tfscale._internals import symbols
 from tfscale.context import step_context
+from tfscale.graphs.with_gradient import with_gradient
 
 
 class MeshLayer(in_place.Mixin):
@@ -115,11 +117,12 @@ class MeshWindowLayer(MeshLayer):
         is_shard = step_context.current().batch_shard is not None
         if inputs.shape[0] or not is_shard:
             return super().call(inputs, *args, **kwargs)
-        num_rows = tf.shape(inputs)[0]
-        given = tf.nest.map_structure(_with_a_row, (inputs, args, kwargs))
-        outputs = super().call(given[0], *given[1], **given[2])
+        missing = _missing_rows(inputs)
+        inputs = _with_rows(inputs, missing)
+        args, kwargs = tf.nest.map_structure(_with_a_row, (args, kwargs))
+        outputs = super().call(inputs, *args, **kwargs)
         return tf.nest.map_structure(
-            lambda output: _first_rows(output, num_rows), outputs
+            lambda output: _without(missing, output), outputs
         )
 
 
@@ -129,20 +132,65 @@ def _within(boundary, method, args, kwargs):
     return boundary.run(method, args, kwargs)
 
 
-def _first_rows(tensor, num_rows):
-    # Its gradient is a `tf.pad`: no copy either.
-    others = tensor.shape.rank - 1
-    rows = tf.slice(tensor, [0] * (others + 1), [num_rows, *[-1] * others])
-    return tf.ensure_shape(rows, [None, *tensor.shape[1:]])
+# Paddings and sizes are computed as vectors, and gradients are given: those of
+# `tf.pad` and `tf.slice` would be 30 more operations, in each layer of each
+# replica.
+
+
+def _missing_rows(tensor):
+    """1 for the rows of a tensor that has none, else 0; 0 for other dims."""
+    rows = [1] + [0] * (tensor.shape.rank - 1)
+    return tf.maximum(tf.constant(rows) - tf.shape(tensor), 0)
 
 
 def _with_a_row(value):
     """A tensor that has a row at least; without a copy if it has one."""
     if not tf.is_tensor(value) or value.shape.rank == 0:
         return value
-    rows = tf.maximum(1 - tf.shape(value)[0], 0)
-    padded = tf.pad(value, [[0, rows], *[[0, 0]] * (value.shape.rank - 1)])
-    return tf.ensure_shape(padded, [None, *value.shape[1:]])
+    return _with_rows(value, _missing_rows(value))
+
+
+def _with_rows(value, missing):
+    padded = _resized(_padded, _first_rows, value, missing)
+    # Grappler may know that there are no rows, and would drop the padding.
+    return tf.ensure_shape(padded, padded.shape)
+
+
+def _without(missing, output):
+    """An output without the missing rows; without a copy if there are none."""
+    # Some layers return fewer dims than they are given.
+    more = output.shape.rank - missing.shape[0]
+    if more:
+        missing = tf.pad(missing[: output.shape.rank], [[0, max(more, 0)]])
+    return _resized(_first_rows, _padded, output, missing)
+
+
+def _resized(resize, resize_back, tensor, missing):
+    with symbols.record.stop_recording():
+        resized = resize(tensor, missing)
+    resized.set_shape([None, *tensor.shape[1:]])
+    backward = _GRADIENTS[resize_back]
+    (resized,) = with_gradient(backward, [resized], [tensor, missing])
+    return resized
+
+
+def _padded(tensor, missing):
+    return tf.pad(tensor, tf.stack([tf.zeros_like(missing), missing], axis=1))
+
+
+def _first_rows(tensor, missing):
+    # -1 is all; there is one row where one is missing.
+    return tf.slice(tensor, tf.zeros_like(missing), missing - 1)
+
+
+def _gradient(resize_back, gradients, inputs):
+    return resize_back(gradients[0], inputs[1]), None
+
+
+_GRADIENTS = {
+    resize: functools.partial(_gradient, resize)
+    for resize in (_padded, _first_rows)
+}
 
 
 # Layers that move a window over an image, a line or a film.

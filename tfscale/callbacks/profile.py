@@ -250,8 +250,7 @@ class Profile(keras.callbacks.Callback):
         model: Any = self.model
         time.sleep(_SECONDS)
         self._stop()
-        folder = glob.escape(os.fspath(self._folder))
-        pattern = os.path.join(folder, "plugins/profile/*/*.xplane.pb")
+        pattern = os.path.join(self._folder, "plugins/profile/*/*.xplane.pb")
         path = max(glob.glob(pattern), key=os.path.getmtime)
         space = symbols.xplane_pb2.XSpace()
         with open(path, "rb") as file:

@@ -7,7 +7,6 @@ et al. 2022 (activations, sequence parallelism), Rajbhandari et al. 2020 (ZeRO).
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -139,7 +138,7 @@ class Predictor:
         sent, send = self._send(s, stages, rows)
         trainable = schedule.by_device(stages.trainable).max()
         gradient_bytes, gradients = gradient_traffic(device, s, trainable)
-        updated = schedule.by_device(update_traffic(device, stages)).max()
+        updated = device.update_bytes * trainable / self._num_shards(s)
         wait = self._wait(s.pipeline)
         seconds = {
             "compute": m * compute.mean(),
@@ -148,7 +147,7 @@ class Predictor:
             "pipeline axis": m * send,
             "model axis": m * sums.mean(),
             "data axis": gradients,
-            "update": updated / self._num_shards(s) / device.memory_bandwidth,
+            "update": updated / device.memory_bandwidth,
         }
         summed = stages.forward.summed * forwards + stages.backward.summed
         most_summed = schedule.by_device(summed).max()
@@ -188,21 +187,14 @@ class Predictor:
         (_, stages), device = self._stages(ranks, num_stages), self.device
         link = _link(device, 1, ranks) * device.link_efficiency
         computing, summing = [], []
-        # The backward reads weights as the forward does, and writes gradients.
-        weights = device.weight_passes * _WEIGHT * stages.trainable
-        for work, share in ((stages.forward, 1 / 3), (stages.backward, 2 / 3)):
+        for work in (stages.forward, stages.backward):
             moved = work.moved
             if sequence_parallel:
                 moved = moved - work.undivided * (1 - 1 / ranks)
             computing.append(
                 rows * work.flops / (self._peak * device.efficiency)
                 + work.products * device.startup
-                + (
-                    rows * moved * device.passes
-                    + rows * work.drawn * device.random_bytes
-                    + share * weights
-                )
-                / device.memory_bandwidth
+                + rows * moved * device.passes / device.memory_bandwidth
             )
             # Where ranks divide the sequence, a sum is two messages.
             messages = work.sums * (ranks > 1) * (1 + sequence_parallel)
@@ -295,12 +287,6 @@ class Predictor:
             kinds["working"] = peak - kinds["activations"]
         fullest = int(np.argmax(sum(kinds.values())))
         return {kind: float(each[fullest]) for kind, each in kinds.items()}
-
-
-def update_traffic(device: Device, layers: Any) -> Any:
-    """Bytes that updates read and write; `layers` are sums of stages."""
-    small, large = layers.trainable - layers.large, layers.large
-    return device.small_update_bytes * small + device.update_bytes * large
 
 
 def gradient_traffic(

@@ -10,8 +10,6 @@ from tfscale._internals import attributes
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.mesh.strategy import MeshStrategy
 
-_PATTERNS = frozenset("[\\")
-
 
 def export(model: keras.Model, path: str | os.PathLike) -> None:
     """Writes a SavedModel whose stages and ranks run on devices of their own.
@@ -33,13 +31,12 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
         model: A functional or Sequential model, or a
             `tfscale.PipelineModel`, made in the scope of a `MeshStrategy` with
             one replica.
-        path: The folder to write. It must have no `[` and no backslash.
+        path: The folder to write.
 
     Raises:
         TypeError: If `model` is no Keras model.
         ValueError: If the model is not on a mesh, on several replicas or on
-            devices of other processes, or says no shape of its inputs, or
-            TensorFlow could not read the folder.
+            devices of other processes, or says no shape of its inputs.
 
     Example:
 
@@ -63,13 +60,6 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     TensorShape([3, 8])
     """
     strategy = _check(model)
-    path = os.fspath(path)
-    if not _PATTERNS.isdisjoint(path):
-        raise ValueError(
-            "`path` must have no '[' and no backslash, because TensorFlow "
-            "reads the path of a SavedModel's variables as a pattern. "
-            f"Received: path={path!r}. Export to another folder."
-        )
     model.make_predict_function()  # a pipeline reads what its layers are now
 
     def serve(inputs):
@@ -91,7 +81,7 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
         concrete = function.get_concrete_function(_specs(model))
     tf.saved_model.save(
         _Tracked(concrete.graph.variables, _tables(model)),
-        path,
+        os.fspath(path),
         signatures=concrete,
         options=tf.saved_model.SaveOptions(
             experimental_variable_policy=(

@@ -34,8 +34,8 @@ from tfscale.tensor_parallel.rules import rules
 
 def pack(count, mean, variance) -> tf.Tensor:
     """Count, mean and variance of a shard, of shape `(3, channels)`."""
-    # For one masked channel Keras returns scalars.
-    mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
+    if mean.shape.rank != 1:  # For one masked channel Keras returns scalars.
+        mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
     counts = tf.fill(mean.shape, tf.cast(count, mean.dtype))
     return tf.stack([counts, mean, variance])
 
@@ -162,17 +162,16 @@ class NotedMoments:
 
 
 def _finite(count, mean, variance):
-    """The moments, or 0 and 1 if they are of no elements.
+    """The moments, or 0 if they are of no elements.
 
-    The gradient goes on as it is, to no elements: that of `tf.where` is a dozen
+    The gradient goes on as it is, to no elements: another one would be a dozen
     operations, in each layer of each replica.
     """
     given = [mean, variance]
     with symbols.record.stop_recording():
-        has_elements = count > 0
-        mean = tf.where(has_elements, mean, tf.zeros_like(mean))
-        variance = tf.where(has_elements, variance, tf.ones_like(variance))
-    return with_gradient(_unchanged, [mean, variance], given)
+        counts = tf.cast(tf.minimum(count, 1), mean.dtype)
+        found = [tf.math.multiply_no_nan(each, counts) for each in given]
+    return with_gradient(_unchanged, found, given)
 
 
 def _unchanged(gradients, inputs):

@@ -139,7 +139,9 @@ def with_input_dependencies(fn: Callable) -> Callable:
         data = tf.nest.flatten((args, kwargs), expand_composites=True)
         if any(map(_has_no_rows, data)):
             args, kwargs = tf.nest.map_structure(_of_any_rows, (args, kwargs))
-        with tf.control_dependencies(list(filter(tf.is_symbolic_tensor, data))):
+        # One edge for each operation, and not one for each input.
+        inputs = tf.group(*filter(tf.is_symbolic_tensor, data))
+        with tf.control_dependencies([inputs]):
             return fn(*args, **kwargs)
 
     return run

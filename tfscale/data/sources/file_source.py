@@ -46,8 +46,7 @@ def match(pattern: Pattern) -> list[str]:
         if not found:
             raise FileNotFoundError(
                 f"The pattern must match a file. Received: {one!r}. Check the "
-                "path and its wildcards, which `tf.io.gfile.glob` reads; "
-                "write a '[' of a folder's name as '[[]'."
+                "path and its wildcards, which `tf.io.gfile.glob` reads."
             )
         paths.extend(found)
     if not paths:

@@ -1,1 +1,0 @@
-"""Groups of devices that search, against one."""
