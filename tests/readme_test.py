@@ -16,7 +16,7 @@ from absl.testing import parameterized
 from tests import forked_python
 from tests import source_files
 from tests.source_files import REPOSITORY
-from tfscale.planner import measure
+from tfscale.mesh import timing
 
 PAGES = sorted(
     f"docs/{name}"
@@ -148,8 +148,8 @@ class PagesTest(parameterized.TestCase):
         with (
             contextlib.redirect_stdout(io.StringIO()),
             # Some seconds less.
-            mock.patch.dict(measure._WIDTHS, CPU=128),
-            mock.patch.object(measure, "_SECONDS", 0.0),
+            mock.patch.dict(timing.WIDTHS, CPU=128),
+            mock.patch.object(timing, "SECONDS", 0.0),
         ):
             for program in programs:
                 exec(program, names)

@@ -14,6 +14,7 @@ from absl.testing import parameterized
 
 from tests.executed_functions import executed_functions
 from tfscale import selfcheck
+from tfscale.mesh import timing
 from tfscale.planner import DEVICES
 from tfscale.planner import measure
 from tfscale.schedules.named_schedules import SCHEDULES
@@ -97,8 +98,8 @@ class MainTest(parameterized.TestCase):
         (4, 2, "pipeline, zb_v"),
         (4, 4, "pipeline, pipedream", "all axes"),
     )
-    @mock.patch.dict(measure._WIDTHS, CPU=256)
-    @mock.patch.object(measure, "_SECONDS", 0.0)
+    @mock.patch.dict(timing.WIDTHS, CPU=256)
+    @mock.patch.object(timing, "SECONDS", 0.0)
     @mock.patch.object(measure, "_BLOCKS", 1)
     @pytest.mark.crossing(every=3)
     def test_what_works_is_as_near_as_it_says(

@@ -33,9 +33,9 @@ OWN_LINES = (
 # Measured are products of matrices, which take some seconds if they are large.
 _WITH_SMALL_PRODUCTS = """
 import runpy
-from tfscale.planner import measure
+from tfscale.mesh import timing
 
-measure._WIDTHS["CPU"], measure._SECONDS = 128, 0.0
+timing.WIDTHS["CPU"], timing.SECONDS = 128, 0.0
 runpy.run_module("examples.train_gpt", run_name="__main__", alter_sys=True)
 """
 

@@ -3,23 +3,17 @@
 import functools
 import os
 import re
-import time
 
 import tensorflow as tf
 
 from tfscale.collectives import all_reduce
+from tfscale.mesh import timing
 from tfscale.planner.device import DEVICES
 from tfscale.planner.device import Device
 
-# At least so often, and so many seconds.
-_REPEATS, _SECONDS = 5, 0.4
-# Width of a matrix that is large enough to reach most of the peak.
-_WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
 # Bytes of a tensor that is too large for caches. A device of a split GPU, which
 # has a few of them, may have no more than 2 GiB.
 _COPIED = {"CPU": 1 << 24, "GPU": 1 << 28, "TPU": 1 << 28}
-# Lengths of a chain of operations.
-_FEW, _MANY = 2, 18
 # Blocks of a transformer that is trained, tokens of its sequences and batches.
 _BLOCKS, _LENGTH, _TOKENS = 3, 32, (32, 512)
 # Attention's count as one of the forward and two of the backward.
@@ -37,42 +31,31 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     devices = next(filter(None, map(tf.config.list_logical_devices, kinds)))
     names = [device.name for device in devices[:num_devices]]
     kind, number = devices[0].device_type, len(names)
-    width = _WIDTHS[kind]
+    width = timing.WIDTHS[kind]
 
-    def one_of(chain, size, dtype=tf.float32):
-        """Seconds of one operation in the middle of a chain."""
-        few, many = (
-            _seconds(
-                functools.partial(chain, length), names, (size,) * 2, dtype
-            )
-            for length in (_FEW, _MANY)
-        )
-        if many <= few:  # Other programs ran.
-            return many / _MANY
-        return (many - few) / (_MANY - _FEW)
-
-    seconds = half_seconds = one_of(_products, width)
+    seconds = half_seconds = timing.seconds_of_product(names)
     if kind != "CPU":
-        half_seconds = one_of(_products, width, tf.bfloat16)
+        half_seconds = timing.seconds_of_product(names, tf.bfloat16)
     few, many = _TOKENS
     of_few, of_many = (
-        _seconds(_train, names, (tokens, width // 4)) for tokens in _TOKENS
+        timing.seconds(_train, names, (tokens, width // 4))
+        for tokens in _TOKENS
     )
     # The time of a batch without tokens.
     startup = (of_few * many - of_many * few) / (many - few)
-    alone = of_many / _seconds(_train, names[:1], (many, width // 4))
+    alone = of_many / timing.seconds(_train, names[:1], (many, width // 4))
     num_bytes = _COPIED[kind]
     shape = (num_bytes // 4096, 1024)
-    copy = _seconds(lambda xs: [x + 1.0 for x in xs], names, shape)
+    copy = timing.seconds(lambda xs: [x + 1.0 for x in xs], names, shape)
     bandwidth = link = 2 * num_bytes / copy
     states = [_adam_states(name, shape) for name in names]
-    update = _seconds(functools.partial(_update, states), names, shape)
+    update = timing.seconds(functools.partial(_update, states), names, shape)
     latency = 0.0
     if number > 1:
         # The bytes that each device of a ring sends.
         sent = 2 * (number - 1) / number * num_bytes
-        link = sent / _seconds(all_reduce, names, shape)
-        latency = one_of(_sums, 1)
+        link = sent / timing.seconds(all_reduce, names, shape)
+        latency = timing.seconds_of_one(_sums, names, 1)
     return Device(
         f"{kind} (measured)",
         flops=2 * width**3 / half_seconds,
@@ -91,19 +74,9 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     )
 
 
-def _products(length, xs):
-    def compute(x):
-        y = x
-        for _ in range(length):
-            y = tf.matmul(y, x)
-        return y
-
-    return _on_each(compute, xs)
-
-
 def _sums(length, xs):
     for _ in range(length):
-        xs = _on_each(lambda x: x / 2, all_reduce(xs))
+        xs = timing.on_each(lambda x: x / 2, all_reduce(xs))
     return xs
 
 
@@ -147,7 +120,7 @@ def _train(xs):
         gradients = tf.nest.flatten(tape.gradient(y, kernels))
         return tf.reduce_max([tf.reduce_max(g[:1]) for g in gradients])
 
-    return _on_each(compute, xs)
+    return timing.on_each(compute, xs)
 
 
 def _attention(*projected):
@@ -166,46 +139,6 @@ def _attention(*projected):
 def _normalized(x):
     mean, variance = tf.nn.moments(x, -1, keepdims=True)
     return (x - mean) * tf.math.rsqrt(variance + 1e-3)
-
-
-def _on_each(compute, xs):
-    """The results of a function of a tensor, each on the tensor's device."""
-    results = []
-    for x in xs:
-        with tf.device(x.device):
-            results.append(compute(x))
-    return results
-
-
-def _seconds(compute, names, shape, dtype=tf.float32):
-    """Shortest time of a function of a tensor on each device."""
-    inputs = []
-    for name in names:
-        with tf.device(name):
-            # Products of such matrices neither grow nor vanish.
-            inputs.append(tf.cast(tf.fill(shape, 1 / shape[1]), dtype))
-
-    @tf.function(autograph=False)
-    def on_all(*xs):
-        tensors = []
-        for name, x in zip(names, xs, strict=True):
-            with tf.device(name):
-                tensors.append(tf.identity(x))
-        results = []
-        for name, y in zip(names, compute(tensors), strict=True):
-            with tf.device(name):
-                # An accelerator is done when a number of its result is there.
-                results.append(tf.reduce_max(y[:1] if y.shape.rank else y))
-        return results
-
-    on_all(*inputs)
-    times = []
-    while len(times) < _REPEATS or sum(times) < _SECONDS:
-        begin = time.perf_counter()
-        for result in on_all(*inputs):
-            float(result)
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 def preset_of_gpu() -> tuple[Device | None, str]:
