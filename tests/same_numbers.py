@@ -110,6 +110,7 @@ def on_mesh(
     num_ranks: int = 1,
     layouts=None,
     devices=None,
+    speeds=None,
     **options,
 ) -> Outcome:
     """Trains as a pipeline; `options` are those of `PipelineModel`."""
@@ -118,6 +119,7 @@ def on_mesh(
         pipeline=num_stages,
         model=num_ranks,
         devices=devices,
+        speeds=speeds,
     )
     layout_map = layout_map_for(job, mesh, layouts) if num_ranks > 1 else None
     reset()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import tempfile
 import time
+from unittest import mock
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import tfscale
 from tests import same_numbers
 from tests.mesh import workers_rows
 from tfscale._internals import releases
+from tfscale.mesh import timing
 
 X, Y = workers_rows.X, workers_rows.Y
 
@@ -371,7 +373,16 @@ def throughput_alone():
     return [np.array(1, "int32")]
 
 
+def measured(index):
+    """Each worker measures its device; all know both numbers."""
+    seconds = 0.1 * (index + 1)
+    with mock.patch.object(timing, "seconds_of_product", lambda _: seconds):
+        mesh = tfscale.device_mesh(data=2, speeds="measure")
+    return [np.array(mesh.speeds)]
+
+
 CASES = {
+    "measured speeds": (measured, lambda: [np.array([2.0, 1.0])]),
     "noise": (
         lambda index: _adapted(_strategy()),
         lambda: _adapted(_strategy()),
@@ -439,6 +450,24 @@ def _has_other_batch_sizes(index, folder):
 def _has_one_replica_in_each(index, folder):
     del index, folder
     tfscale.MeshStrategy(tfscale.device_mesh(data=2), zero_stage=3)
+
+
+def _has_other_speeds(index, folder):
+    del folder
+    mesh = tfscale.device_mesh(data=2, speeds=[1, 2 + index])
+    tfscale.MeshStrategy(mesh)
+
+
+def _divides_by_itself(index, folder):
+    """Batches of each worker's own, of which none knows how many rows."""
+    del index, folder
+    strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2, speeds=[1, 2]))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    data = tf.data.Dataset.from_tensors((X, Y)).with_options(options)
+    _model(strategy).fit(data, verbose=0)
 
 
 def _has_no_whole_rows(index, folder):
@@ -583,6 +612,14 @@ REFUSED = {
         _has_one_replica_in_each,
         "divides weights over the replicas of a process. Received: one "
         "replica in each worker",
+    ),
+    "other speeds": (
+        _has_other_speeds,
+        r"same mesh. Received: .*speeds=\(1.0, [23].0\)",
+    ),
+    "speeds and own batches": (
+        _divides_by_itself,
+        "auto_shard_policy=OFF",
     ),
     "no whole rows": (_has_no_whole_rows, "must have whole rows of a mesh"),
 }

@@ -170,6 +170,16 @@ def plainly(num_replicas):
     return lambda job: same_numbers.on_zero(job, num_replicas, zero_stage=0)
 
 
+def _by_speed(*speeds):
+    """Replicas with unequal rows; the last batch leaves some of them none."""
+
+    def train(job):
+        mesh = tfscale.device_mesh(data=len(speeds), speeds=speeds)
+        return same_numbers.plain(job, tfscale.MeshStrategy(mesh))
+
+    return train
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A training.
@@ -318,6 +328,10 @@ ROWS = {
     # What is measured is summed with the gradients.
     "noise of gradients": Row(
         JOBS["noise"], plainly(2), plainly(2), collectives=4
+    ),
+    "by speed": Row(JOBS["plain"], _by_speed(1, 2), predicts=True),
+    "by speed, data 2 in each": Row(
+        JOBS["no rows"], _by_speed(1, 2, 4, 1), predicts=True
     ),
     "accumulation": Row(
         JOBS["accumulated"],

@@ -1,6 +1,7 @@
 """How devices are laid out along named axes."""
 
 import math
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -8,7 +9,13 @@ import tensorflow as tf
 
 from tfscale.cluster.initialize import coordinated
 from tfscale.cluster.initialize import joined
+from tfscale.collectives.workers import workers
 from tfscale.integers import check_integer
+from tfscale.mesh.speeds import MeshWithSpeeds
+from tfscale.mesh.speeds import check_axes
+from tfscale.mesh.speeds import given_speeds
+from tfscale.mesh.speeds import measured_seconds
+from tfscale.mesh.speeds import speeds_by
 
 AXES = ("data", "pipeline", "model")
 
@@ -19,6 +26,7 @@ def device_mesh(
     pipeline: int = 1,
     model: int = 1,
     devices: list[str] | None = None,
+    speeds: Sequence[float] | str | None = None,
 ) -> keras.distribution.DeviceMesh:
     """Lays devices out as data replicas x pipeline stages x model ranks.
 
@@ -36,15 +44,26 @@ def device_mesh(
             Defaults to the first logical accelerators, or CPUs without any;
             after `tfscale.initialize` to as many of each process, one process
             after the other.
+        speeds: How fast each device is, for devices that differ: numbers
+            above 0 in the order of `devices`; only ratios count.
+            With `[1, 2]` and `data=2` the second replica gets two of three
+            rows of each batch; with `pipeline=2` the second stage gets two
+            thirds of the work. `"measure"` times a matrix product on each
+            device, one after the other, which takes seconds; each worker
+            times its devices. Only one axis, `data` or `pipeline`, may then
+            have several devices. Default: all are equally fast.
 
     Returns:
         A `keras.distribution.DeviceMesh` of shape `(data, pipeline, model)`
-        with the axes `"data"`, `"pipeline"` and `"model"`.
+        with the axes `"data"`, `"pipeline"` and `"model"`. If `speeds` were
+        given, it has the numbers as its attribute `speeds`, a tuple.
 
     Raises:
-        TypeError: If the size of an axis is no integer, or `devices` no names.
-        ValueError: If an axis is smaller than 1, a device is named twice, or
-            there are not as many devices as the axes need.
+        TypeError: If the size of an axis is no integer, `devices` no names, or
+            `speeds` no numbers.
+        ValueError: If an axis is smaller than 1, a device is named twice,
+            there are not as many devices as the axes need, or `speeds` are not
+            as many numbers, or not above 0, or for several axes.
 
     Example:
 
@@ -52,10 +71,18 @@ def device_mesh(
     >>> mesh = tfscale.device_mesh(data=2, pipeline=4)
     >>> mesh.shape
     (2, 4, 1)
+    >>> tfscale.device_mesh(data=2, speeds=[1, 2]).speeds
+    (1.0, 2.0)
     """
     sizes = {"data": data, "pipeline": pipeline, "model": model}
     shape = tuple(check_integer(*size) for size in sizes.items())
     needed = math.prod(shape)
+    is_measured = isinstance(speeds, str) and speeds == "measure"
+    given: Sequence[float] = ()
+    if speeds is not None:
+        if not is_measured:
+            given = given_speeds(speeds, sizes)
+        check_axes(speeds, sizes)
     if devices is None:
         devices = _default_devices(needed, shape)
     elif isinstance(devices, str) or not all(
@@ -72,9 +99,24 @@ def device_mesh(
             f"axes. Received: data={data}, pipeline={pipeline}, "
             f"model={model}, that is {needed}, and devices={devices}."
         )
-    return keras.distribution.DeviceMesh(
-        shape=shape, axis_names=AXES, devices=np.array(devices)
+    if speeds is None:
+        return keras.distribution.DeviceMesh(
+            shape=shape, axis_names=AXES, devices=np.array(devices)
+        )
+    return MeshWithSpeeds(
+        shape, AXES, np.array(devices), given or _measured(devices)
     )
+
+
+def _measured(devices):
+    """Speeds by a product on each device; each worker measures its devices."""
+    found = workers()
+    if found is None:
+        return speeds_by(measured_seconds(devices))
+    each = len(devices) // found.count
+    begin = found.index * each
+    seconds = measured_seconds(devices[begin : begin + each])
+    return speeds_by(found.all_gather(tf.constant(seconds)).numpy())
 
 
 def _default_devices(needed, shape):

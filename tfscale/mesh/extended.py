@@ -101,6 +101,7 @@ class MeshExtended(symbols.MirroredExtended):
             self._devices,
             self._first_ranks,
             self.workers,
+            self.config.shard_speeds,
         )
 
     def _experimental_distribute_dataset(self, dataset, options):

@@ -19,6 +19,7 @@ from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.models import without_call
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.mesh.scope import Scope
+from tfscale.mesh.speeds import speeds_of
 from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 
@@ -135,7 +136,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             grid = rows_of_worker(grid, found.index, found.count)
             fact = f"{dict(zip(mesh.axis_names, mesh.shape))}, {zero_stage=}"
             found.coordination.check_same(
-                "mesh", f"{fact}, {sequence_parallel=}, {offload=}"
+                "mesh",
+                f"{fact}, {sequence_parallel=}, {offload=}, "
+                f"speeds={speeds_of(mesh)}",
             )
         self._device_grid = grid
         if zero_stage == 3:
@@ -148,6 +151,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             sequence_parallel,
             offload == "slots",
             found,
+            speeds_of(mesh),
         )
         # The parent's constructor would join a cluster again.
         tf.distribute.Strategy.__init__(self, MeshExtended(self, config))

@@ -159,6 +159,7 @@ class PipelineModel(PipelineTrainer):
             ),
             choose_schedule=schedule == "auto",
             flops_per_byte=_FLOPS_PER_BYTE[is_accelerator],
+            speeds=strategy.extended.config.stage_speeds,
         )
         plan = make_this_plan()
         checks.check_made_in_scope(plan.variables)

@@ -128,7 +128,8 @@ def _lines(plan, num_replicas, memories, rows, num_slots):
         f"{colored(f'{100 * simulation.bubble:.1f}')} % of the devices' time",
     )
     yield (
-        "Predicted speed-up over one device",
+        "Predicted speed-up over "
+        f"{'one' if plan.speeds is None else 'the fastest'} device",
         f"{colored(f'{simulation.speedup:.2f}')} (on "
         f"{colored(schedule.num_devices)} devices)",
     )

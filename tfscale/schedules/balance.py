@@ -47,6 +47,7 @@ def partition(
     allowed_cuts: Collection[int] | None = None,
     cut_bytes: Sequence[float] | None = None,
     stage_devices: Sequence[int] | None = None,
+    speeds: Sequence[float] | None = None,
     tied: Sequence[tuple[Sequence[int], float]] = (),
     memory: Sequence[LayerMemory] | None = None,
     memory_limit: float | None = None,
@@ -70,6 +71,8 @@ def partition(
         allowed_cuts: Indices of the layers that may begin a stage.
         cut_bytes: For each layer, the bytes that cross a cut just before it.
         stage_devices: The device of each stage. Defaults to one each.
+        speeds: The speed of each device: the same layers cost half on a device
+            of twice the speed. Defaults to equal ones.
         tied: The layers that share some weights, and the cost, in the unit of
             `costs`, of these weights on one more device.
         memory: A `LayerMemory`, or a tuple like it, for each layer.
@@ -89,6 +92,8 @@ def partition(
 
     >>> partition([4, 1, 1, 1, 1], num_stages=3)
     (1, 3)
+    >>> partition([1, 1, 1, 1, 1, 1], num_stages=2, speeds=[1, 2])
+    (2,)
     """
     _check_costs(costs, num_stages)
     num_layers = len(costs)
@@ -105,7 +110,8 @@ def partition(
     devices = tuple(stage_devices or range(num_stages))
 
     def cost(stage, start, stop):
-        return cost_before[stop] - cost_before[start]
+        total = cost_before[stop] - cost_before[start]
+        return total if speeds is None else total / speeds[devices[stage]]
 
     measure = cost
     if memory_limit is not None:
@@ -173,7 +179,10 @@ def _with_tied(best, allowed, tied, devices, num_layers, cost):
             together = [cut for cut in allowed if not first < cut <= last]
             if (
                 any(first < cut <= last for cut in cuts)
-                and cost(0, first, last + 1) < total(cuts)
+                and any(
+                    cost(stage, first, last + 1) < total(cuts)
+                    for stage in range(len(devices))
+                )
                 and (other := best(together)) is not None
                 and total(other) < total(cuts)
             ):

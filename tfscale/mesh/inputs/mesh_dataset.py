@@ -21,6 +21,7 @@ from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
 from tfscale.mesh.inputs import common_configuration
+from tfscale.mesh.inputs import rows_by_speed
 
 
 class MeshIterator(datasets.SharedIterator):
@@ -103,6 +104,21 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
 
     given_dataset: tf.data.Dataset
     mapped: Callable[[Callable[[tf.data.Dataset], tf.data.Dataset]], Any]
+
+    def _make_rebatch_fn(self, *args):
+        config = self._strategy.extended.config
+        speeds = config.shard_speeds
+        if speeds is None:
+            return super()._make_rebatch_fn(*args)
+
+        def by_speed(dataset, worker):
+            del worker
+            batches = rows_by_speed.divided(
+                dataset, speeds, config.local_shards
+            )
+            return batches.prefetch(config.num_replicas)
+
+        return by_speed
 
 
 class MeshDatasetOfPython(MeshDataset):

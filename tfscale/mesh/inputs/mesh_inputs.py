@@ -12,6 +12,7 @@ from tfscale.collectives.workers import Workers
 from tfscale.graphs import dataset_graph
 from tfscale.mesh.inputs import common_configuration
 from tfscale.mesh.inputs import common_order
+from tfscale.mesh.inputs import rows_by_speed
 from tfscale.mesh.inputs import uneven_data
 from tfscale.mesh.inputs.mesh_dataset import MeshDataset
 from tfscale.mesh.inputs.mesh_dataset import MeshDatasetFromFunction
@@ -30,7 +31,7 @@ class MeshInputs:
     TensorFlow's datasets for several devices fetch batches ahead to each. CPUs
     gain nothing by that. Devices of other machines would fetch by calls to this
     one; the step sends them their inputs instead. `replica_devices` get the
-    batches, one device of each replica.
+    batches, one device of each replica, and have `speeds`, or equal ones.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class MeshInputs:
         devices: tuple[str, ...],
         replica_devices: tuple[str, ...],
         workers: Workers | None = None,
+        speeds: tuple[float, ...] | None = None,
     ):
         machine = host.rpartition("/")[0]
         self._strategy = strategy
         self._host = host
         self._devices = replica_devices
         self._workers = workers
+        self._speeds = speeds
         self._is_on_cpu = all("CPU" in device for device in devices)
         self._fetches_ahead = not self._is_on_cpu and all(
             device.startswith(machine) for device in devices
@@ -84,6 +87,9 @@ class MeshInputs:
                 )
 
     def _of_dataset(self, dataset, options, kind=MeshDataset):
+        if self._speeds is not None:
+            has_workers = self._workers is not None
+            rows_by_speed.check(dataset, has_workers=has_workers)
         if self._workers is not None:
             common_order.check(dataset, self._workers.coordination)
         source, context = dataset, self._context()
@@ -125,6 +131,15 @@ class MeshInputs:
 
     def from_function(self, dataset_fn, options) -> MeshDatasetFromFunction:
         """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
+        if self._speeds is not None:
+            raise ValueError(
+                "Batches that a function makes for each replica cannot be "
+                "divided by `speeds`. Received: "
+                f"`distribute_datasets_from_function` on a mesh with "
+                f"speeds={list(self._speeds)}. Pass a dataset of whole "
+                "batches to `fit` or `experimental_distribute_dataset`, or "
+                "omit `speeds`."
+            )
         pipelines: list[str] = []
 
         def of_worker(context):

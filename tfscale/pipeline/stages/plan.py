@@ -44,6 +44,7 @@ class PipelinePlan:
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
         memory_limit: Bytes that each device may take, or None.
+        speeds: The speed of each device, or None if all are equal.
     """
 
     graph: Graph
@@ -53,6 +54,7 @@ class PipelinePlan:
     recompute: bool
     microbatch_size: int = 1
     memory_limit: float | None = None
+    speeds: tuple[float, ...] | None = None
 
     @functools.cached_property
     def variables(self) -> tuple[keras.Variable, ...]:
@@ -97,12 +99,27 @@ class PipelinePlan:
             kind: [cost / mean for cost in of_stages]
             for kind, of_stages in costs._asdict().items()
         }
-        return simulate(self.schedule, recompute=self.recompute, **units)
+        simulation = simulate(self.schedule, recompute=self.recompute, **units)
+        if self.speeds is None:
+            return simulation
+        # The fastest device alone.
+        work = sum(self.call_costs.forward) + sum(self.call_costs.backward)
+        alone = self.schedule.num_microbatches * work / mean / max(self.speeds)
+        return dataclasses.replace(simulation, one_device_time=alone)
 
     @functools.cached_property
     def stage_costs(self) -> CallCosts:
-        """The sums of `call_costs`, of each stage."""
-        return CallCosts(*map(self.stage_sums, self.call_costs))
+        """The sums of `call_costs`, of each stage, over its device's speed."""
+        costs = CallCosts(*map(self.stage_sums, self.call_costs))
+        if self.speeds is None:
+            return costs
+        speeds = [self.speeds[n] for n in self.schedule.stage_devices]
+        return CallCosts(
+            *(
+                [cost / speed for cost, speed in zip(each, speeds)]
+                for each in costs
+            )
+        )
 
     def stage_sums(self, of_calls) -> list:
         """Sums over the calls of each stage of one number per call."""
@@ -124,6 +141,7 @@ def make_plan(
     choose_schedule: bool = False,
     flops_per_byte: float = 0,
     length: int | None = None,
+    speeds: tuple[float, ...] | None = None,
 ) -> PipelinePlan:
     """Cuts a model into the stages of a schedule; see `PipelineModel`.
 
@@ -131,7 +149,8 @@ def make_plan(
     of a `Graph`, what `call_costs` has (balance "time"). With `choose_schedule`
     the `fastest` schedule for the costs of the stages replaces `schedule`. A
     device does `flops_per_byte` while it sends a byte to another one. Sizes
-    that inputs leave open count as `length`, see `trace_costs`.
+    that inputs leave open count as `length`, see `trace_costs`. Devices of
+    `speeds` get stages whose costs are as unequal.
     """
     graph = flatten_model(model)
     _check_layers(graph)
@@ -180,6 +199,7 @@ def make_plan(
         allowed_cuts=allowed_cuts,
         cut_bytes=cut_bytes(graph),
         stage_devices=schedule.stage_devices,
+        speeds=speeds,
         tied=[
             (layers, num_bytes * per_byte)
             for layers, num_bytes in tied_weights(graph).items()
@@ -198,6 +218,7 @@ def make_plan(
         recompute,
         microbatch_size,
         memory_limit,
+        speeds,
     )
     if not choose_schedule:
         return plan
