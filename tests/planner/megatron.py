@@ -82,7 +82,7 @@ class Gpt:
         )
 
 
-def even_cuts(layers, num_stages):
+def even_cuts(layers, num_stages, speeds=None):
     """Blocks in equal parts, and the head in the last one."""
     size = (len(layers) - 1) // num_stages
     return tuple(range(size, size * num_stages, size))

@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tfscale.mesh import timing
 from tfscale.planner import DEVICES
 from tfscale.planner import __main__ as command
 from tfscale.planner import measure
@@ -18,17 +19,14 @@ from tfscale.planner.cost import Settings
 WIDTH = 32
 
 
-def _mlp():
-    return keras.Sequential(
-        [
-            keras.Input((WIDTH,)),
-            keras.layers.Dense(2 * WIDTH, activation="relu"),
-            keras.layers.Dense(WIDTH),
-            keras.layers.Dense(2 * WIDTH, activation="relu"),
-            keras.layers.Dense(WIDTH),
-        ],
-        name="mlp",
-    )
+def _mlp(num_layers=4):
+    layers = [
+        keras.layers.Dense(2 * WIDTH, activation="relu")
+        if n % 2 == 0
+        else keras.layers.Dense(WIDTH)
+        for n in range(num_layers)
+    ]
+    return keras.Sequential([keras.Input((WIDTH,)), *layers], name="mlp")
 
 
 def _plans(build_model=_mlp, **options):
@@ -66,6 +64,35 @@ class PlanTest(parameterized.TestCase):
         np.testing.assert_allclose(
             found.history["loss"], expected.history["loss"], rtol=1e-5
         )
+
+    def test_of_devices_of_unequal_speed(self):
+        def seconds(speeds, **settings):
+            plans = _plans(
+                functools.partial(_mlp, 6),
+                num_devices=2,
+                batch_size=12,
+                speeds=speeds,
+                # A step is FLOPs.
+                device=tfscale.planner.Device(
+                    *("slow", 1e6, 1e6, 1e12, 1e15, 1e15, 1e15), startup=0
+                ),
+            )
+            settings = Settings(speeds=speeds, **settings)
+            (plan,) = (p for p in plans if p.settings == settings)
+            return plan.seconds["compute"] + plan.seconds["imbalance"]
+
+        for settings in (dict(data=2), dict(pipeline=2)):
+            slow, fast = (
+                seconds(speeds, **settings) for speeds in (None, (1.0, 2.0))
+            )
+            # 1/3 of the work in place of 1/2.
+            self.assertAlmostEqual(fast / slow, 2 / 3, delta=0.01)
+
+    def test_a_plan_makes_a_mesh_of_its_speeds(self):
+        plans = _plans(num_devices=2, speeds=[1, 3])
+        for plan in plans:
+            self.assertEqual(plan.strategy().mesh.speeds, (1.0, 3.0))
+        self.assertEqual(plans.best.settings.model, 1)
 
     def test_the_table_says_what_and_why(self):
         lines = []
@@ -161,8 +188,8 @@ class PlanTest(parameterized.TestCase):
         ):
             self.assertEqual(measure._memory("GPU", 1), memory)
 
-    @mock.patch.dict(measure._WIDTHS, CPU=256)
-    @mock.patch.object(measure, "_SECONDS", 0.0)  # the fewest repetitions
+    @mock.patch.dict(timing.WIDTHS, CPU=256)
+    @mock.patch.object(timing, "SECONDS", 0.0)  # the fewest repetitions
     @mock.patch.object(measure, "_BLOCKS", 1)
     def test_measures_this_machine(self):
         device = _plans(num_devices=2, device="measure").device
@@ -171,18 +198,20 @@ class PlanTest(parameterized.TestCase):
             self.assertGreaterEqual(value, 0, field.name)
         self.assertGreater(device.float32_flops, 1e8)
 
-    @mock.patch.object(measure, "_seconds", lambda *args: 1.0)
+    @mock.patch.object(timing, "seconds", lambda *args: 1.0)
     def test_a_chain_may_take_no_longer_than_a_shorter_one(self):
         # On a busy machine it was a ZeroDivisionError.
         device = measure.measure_device(num_devices=2)
-        width = measure._WIDTHS["CPU"]
-        self.assertEqual(device.float32_flops, 2 * width**3 * measure._MANY)
+        width = timing.WIDTHS["CPU"]
+        self.assertEqual(device.float32_flops, 2 * width**3 * timing.MANY)
 
     @parameterized.parameters(
         (dict(num_devices=0), ValueError, "num_devices=0"),
         (dict(batch_size=2.0), TypeError, "batch_size=2"),
         (dict(length=0), ValueError, "length=0"),
         (dict(device="H10"), ValueError, "Did you mean 'H100'"),
+        (dict(speeds=[1, 2]), ValueError, r"speeds=\[1, 2\]. There are 4"),
+        (dict(speeds="measure"), TypeError, "speeds='measure'"),
         (dict(device=8), TypeError, "Received: device=8"),
         (
             dict(device=dataclasses.replace(DEVICES["H100"], memory=1e4)),

@@ -7,6 +7,7 @@ et al. 2022 (activations, sequence parallelism), Rajbhandari et al. 2020 (ZeRO).
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class Settings:
     recompute: bool = False
     zero_stage: int = 0
     sequence_parallel: bool = False
+    speeds: tuple[float, ...] | None = None
 
     @property
     def num_devices(self) -> int:
@@ -61,7 +63,12 @@ class Settings:
         """Sizes of the axes, for a table."""
         return f"{self.data} x {self.pipeline} x {self.model}"
 
-    def changed(self) -> dict[str, int | str]:
+    @property
+    def total_speed(self) -> float:
+        """The speeds of all devices, added up."""
+        return sum(self.speeds or [self.num_devices])
+
+    def changed(self) -> dict[str, Any]:
         """The settings that differ from those of one device."""
         chosen, usual = dataclasses.asdict(self), dataclasses.asdict(Settings())
         return {k: v for k, v in chosen.items() if v != usual[k]}
@@ -101,7 +108,10 @@ class Prediction:
 
 @dataclasses.dataclass(eq=False)
 class Predictor:
-    """Predicts steps of a model that `cuts(layers, num_stages)` divides."""
+    """Predicts steps of a model.
+
+    `cuts(layers, num_stages, speeds)` divides it, see `balanced_cuts`.
+    """
 
     table: ModelTable
     batch_size: int
@@ -122,16 +132,23 @@ class Predictor:
         s, m = settings, settings.num_microbatches
         device = self.device
         num_stages = s.pipeline * s.stages_per_device
-        cuts, stages = self._stages(s.model, num_stages)
         schedule = self._schedule_cost(
             *(s.schedule, s.pipeline, m, s.stages_per_device, s.recompute)
         )
-        rows = self.batch_size / (s.data * m)
+        # All rows, or those that a device of speed 1 has; and the most.
+        rows = most_rows = self.batch_size / (s.data * m)
+        of_stages = None
+        if s.speeds and s.pipeline > 1:
+            of_stages = tuple(s.speeds[n] for n in schedule.stage_devices)
+        elif s.speeds:
+            rows = self.batch_size / (s.total_speed * m)
+            most_rows = rows * max(s.speeds)
+        cuts, stages = self._stages(s.model, num_stages, of_stages)
         forwards = 1 + s.recompute
         compute, sums = (
             schedule.by_device(forward * forwards + backward)
             for forward, backward in self._times(
-                s.model, num_stages, rows, s.sequence_parallel
+                s.model, num_stages, rows, s.sequence_parallel, of_stages
             )
         )
         busy = compute + sums
@@ -161,9 +178,9 @@ class Predictor:
         return Prediction(
             settings,
             {cause: float(each) for cause, each in seconds.items()},
-            self._memory(s, stages, cuts, schedule, rows),
+            self._memory(s, stages, cuts, schedule, most_rows),
             traffic,
-            3 * self.table.flops * speed / (s.num_devices * self._peak),
+            3 * self.table.flops * speed / (s.total_speed * self._peak),
             speed,
             None if tokens is None else tokens * speed,
         )
@@ -173,18 +190,19 @@ class Predictor:
         layers = self.table.by_ranks[ranks]
         return stage_sums(layers, range(1, len(layers)))
 
-    def _make_stages(self, ranks, num_stages):
+    def _make_stages(self, ranks, num_stages, speeds):
         """The cuts of stages, and the sums between them."""
         layers = self.table.by_ranks[ranks]
-        cuts = self.cuts(layers, num_stages)
+        cuts = self.cuts(layers, num_stages, speeds)
         return cuts, stage_sums(layers, cuts)
 
-    def _make_times(self, ranks, num_stages, rows, sequence_parallel):
+    def _make_times(self, ranks, num_stages, rows, sequence_parallel, speeds):
         """Seconds of each stage for its work, and for sums over model ranks.
 
         Both are pairs: forward and backward.
         """
-        (_, stages), device = self._stages(ranks, num_stages), self.device
+        device = self.device
+        _, stages = self._stages(ranks, num_stages, speeds)
         link = _link(device, 1, ranks) * device.link_efficiency
         computing, summing = [], []
         for work in (stages.forward, stages.backward):
@@ -192,9 +210,12 @@ class Predictor:
             if sequence_parallel:
                 moved = moved - work.undivided * (1 - 1 / ranks)
             computing.append(
-                rows * work.flops / (self._peak * device.efficiency)
-                + work.products * device.startup
-                + rows * moved * device.passes / device.memory_bandwidth
+                (
+                    rows * work.flops / (self._peak * device.efficiency)
+                    + work.products * device.startup
+                    + rows * moved * device.passes / device.memory_bandwidth
+                )
+                / np.array(speeds or 1.0)
             )
             # Where ranks divide the sequence, a sum is two messages.
             messages = work.sums * (ranks > 1) * (1 + sequence_parallel)

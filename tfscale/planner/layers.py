@@ -83,19 +83,25 @@ class ModelTable:
     notes: tuple[str, ...] = ()
 
 
-def balanced_cuts(layers: Sequence[Layer], num_stages: int) -> tuple[int, ...]:
+def balanced_cuts(
+    layers: Sequence[Layer],
+    num_stages: int,
+    speeds: Sequence[float] | None = None,
+) -> tuple[int, ...]:
     """Cuts whose most expensive stage is the cheapest.
 
     Like `balance.partition`, but fast enough for thousands of plans. There
-    must be a layer for each stage.
+    must be a layer for each stage. `speeds` are those of the stages' devices.
     """
+    speeds = speeds or (1,) * num_stages
     costs = [layer.forward.flops + layer.backward.flops for layer in layers]
     before = [0, *itertools.accumulate(costs)]
 
     def cuts(limit):
         found = [0]
         for stage in range(1, num_stages):
-            stop = bisect.bisect_right(before, before[found[-1]] + limit) - 1
+            most = before[found[-1]] + limit * speeds[stage - 1]
+            stop = bisect.bisect_right(before, most) - 1
             # At least one layer for this stage, and for each that follows.
             stop = max(stop, found[-1] + 1)
             found.append(min(stop, len(layers) - num_stages + stage))
@@ -103,9 +109,12 @@ def balanced_cuts(layers: Sequence[Layer], num_stages: int) -> tuple[int, ...]:
 
     def fits(limit):
         bounds = itertools.pairwise([*cuts(limit), len(layers)])
-        return all(before[b] - before[a] <= limit for a, b in bounds)
+        return all(
+            before[b] - before[a] <= limit * speed
+            for (a, b), speed in zip(bounds, speeds)
+        )
 
-    low, high = max(costs), before[-1]
+    low, high = max(costs) / max(speeds), before[-1] / min(speeds)
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)

@@ -10,6 +10,7 @@ from tfscale.formatting import print_table
 from tfscale.formatting import table_length
 from tfscale.integers import check_integer
 from tfscale.mesh.device_mesh import device_mesh
+from tfscale.mesh.speeds import given_speeds
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.model import PipelineModel
 from tfscale.planner import report
@@ -33,6 +34,7 @@ def plan(
     batch_size: int,
     device: str | Device = "measure",
     length: int | None = None,
+    speeds: Sequence[float] | None = None,
 ) -> "Plans":
     """Ranks the ways to train a model on `num_devices` devices.
 
@@ -57,6 +59,10 @@ def plan(
         length: The size of each dim but the batch that inputs leave open, as
             backbones of keras_hub do: tokens of an example, or height and
             width of an image.
+        speeds: How many times as fast as `device` each of the devices is, if
+            they differ: see `tfscale.device_mesh`, whose `speeds` of a mesh
+            these may be. Meshes then have several devices along one axis only,
+            "data" or "pipeline".
 
     Returns:
         The `Plans`, the fastest first.
@@ -86,6 +92,8 @@ def plan(
     check_integer("batch_size", batch_size)
     if length is not None:
         check_integer("length", length)
+    if speeds is not None:
+        speeds = given_speeds(speeds, {"num_devices": num_devices})
     if isinstance(device, str) and device == "measure":
         device = measure_device(num_devices)
     device = get_device(device)
@@ -93,7 +101,7 @@ def plan(
     most = device.devices_per_machine
     ranks = [n for n in divisors(num_devices) if n <= most]
     table = trace_table(build_model, ranks, length)
-    ranked = rank(table, num_devices, batch_size, device)
+    ranked = rank(table, num_devices, batch_size, device, speeds)
     names = [field.name for field in dataclasses.fields(Prediction)]
     plans = tuple(
         Plan(**{n: getattr(p, n) for n in names}, build_model=build_model)
@@ -141,7 +149,9 @@ class Plan(Prediction):
             ValueError: If TensorFlow has fewer than the plan is for.
         """
         s = self.settings
-        mesh = device_mesh(data=s.data, pipeline=s.pipeline, model=s.model)
+        mesh = device_mesh(
+            data=s.data, pipeline=s.pipeline, model=s.model, speeds=s.speeds
+        )
         return MeshStrategy(
             mesh,
             auto_layout_map(self.build_model, mesh) if s.model > 1 else None,

@@ -21,13 +21,18 @@ _SCHEDULES = (
 
 
 def rank(
-    table: ModelTable, num_devices: int, batch_size: int, device: Device
+    table: ModelTable,
+    num_devices: int,
+    batch_size: int,
+    device: Device,
+    speeds: tuple[float, ...] | None = None,
 ) -> list[Prediction]:
     """All plans that fit, the fastest first, and among equals the simplest.
 
+    With `speeds` of the devices, meshes have several along one axis only.
     A `ValueError` says so if nothing divides the batch, or nothing fits.
     """
-    found = _predict_all(table, num_devices, batch_size, device)
+    found = _predict_all(table, num_devices, batch_size, device, speeds)
     if not found:
         raise _indivisible(table, num_devices, batch_size)
     fitting = [p for p in found if p.num_bytes <= device.usable_memory]
@@ -67,9 +72,16 @@ def why_slower(prediction: Prediction, than: Prediction) -> str:
     return f"{cause} +{100 * more[cause] / than.step_seconds:.1f} %"
 
 
-def _predict_all(table, num_devices, batch_size, device):
+def _predict_all(table, num_devices, batch_size, device, speeds=None):
     predict = Predictor(table, batch_size, device).predict
-    return list(map(predict, _settings(table, num_devices, batch_size, device)))
+    settings = _settings(table, num_devices, batch_size, device)
+    if speeds is not None:
+        settings = (
+            dataclasses.replace(each, speeds=speeds)
+            for each in settings
+            if num_devices in (each.data, each.pipeline)
+        )
+    return list(map(predict, settings))
 
 
 def _settings(table, num_devices, batch_size, device) -> Iterator[Settings]:
