@@ -23,6 +23,7 @@ from absl import flags
 
 import tfscale
 from examples import finite_float
+from examples import photos
 from tfscale import data
 
 DATASET = flags.DEFINE_enum(
@@ -141,7 +142,7 @@ def check_download():
 def make_dataset(split):
     """Batches of one split; `train` is shuffled and augmented."""
     if DATASET.value == "photo":
-        source, augment = data.photo_patches(split), brighten
+        source, augment = photos.patches(split), brighten
     else:
         check_download()
         source = data.tfds("cifar10", split, data_dir=DATA_DIR.value)

@@ -45,12 +45,13 @@ def train():
     import tensorflow as tf
 
     import tfscale
+    from examples import photos
     from tfscale import data
 
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(0)
     pictures = data.pipeline(
-        data.photo_patches("train", size=16),
+        photos.patches("train", size=16),
         batch_size=BATCH_SIZE.value,
         parse=lambda picture, label: (tf.cast(picture, "float32") / 255, label),
         augment=lambda picture, label, seed: (

@@ -45,8 +45,7 @@ class InputPageTest(tf.test.TestCase):
             and name != "packed_attention_mask"  # for models
         ]
         for name in sources:
-            if name != "photo_patches":  # for examples
-                self.assertIn(f"| `data.{name}(", text)
+            self.assertIn(f"| `data.{name}(", text)
 
 
 if __name__ == "__main__":

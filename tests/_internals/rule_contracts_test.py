@@ -135,7 +135,7 @@ class AttentionTest(tf.test.TestCase, parameterized.TestCase):
         query = layers.attention_dense(layer, "query")
         output = layers.attention_dense(layer, "attention_output")
         self.assertEqual(query.kernel.shape[1], output.kernel.shape[0])
-        self.assertIsNone(layers.attention_gate(layer))
+        self.assertIsNone(layers.attention_dense(layer, "gate"))
         self.assertEqual(layers.num_attention_axes(layer), 1)
         names = layers.attention_names(layer)
         self.assertEqual(names.repeats, repeats)

@@ -126,17 +126,13 @@ def attention_names(layer: keras.Layer) -> AttentionNames:
     return ATTENTIONS[_path(kind)]
 
 
-def attention_dense(layer: keras.Layer, name: str) -> keras.Layer:
+def attention_dense(layer: keras.Layer, name: str) -> Any:
     """The projection `"query"`, `"key"`, `"value"` or `"attention_output"`.
 
-    By its name, which is in the paths of its weights.
+    By its name, which is in the paths of its weights. Few have a `"gate"`: else
+    it is None.
     """
-    return next(each for each in layer._layers if each.name == name)
-
-
-def attention_gate(layer: keras.Layer) -> keras.Layer | None:
-    """The projection that gates the heads, if there is one."""
-    return next((each for each in layer._layers if each.name == "gate"), None)
+    return next((each for each in layer._layers if each.name == name), None)
 
 
 def num_attention_axes(layer: keras.Layer) -> int:

@@ -19,7 +19,6 @@ from tfscale.data.sources.mix_source import mix
 from tfscale.data.sources.pack_source import pack
 from tfscale.data.sources.pack_source import packed_attention_mask
 from tfscale.data.sources.parquet_source import parquet
-from tfscale.data.sources.photo_source import photo_patches
 from tfscale.data.sources.stream_source import dataset
 from tfscale.data.sources.stream_source import tfds
 from tfscale.data.sources.tar_source import webdataset
@@ -47,7 +46,6 @@ __all__ = [
     "pack",
     "packed_attention_mask",
     "parquet",
-    "photo_patches",
     "pipeline",
     "text",
     "tfds",

@@ -57,7 +57,7 @@ def make_rule(layer) -> rules.Rule | None:
     if row is None or row.sink_dim != _HEADS:
         return None
     queries = [_dense(layer, "query")]
-    gate = layers.attention_gate(layer)
+    gate = _dense(layer, "gate")
     if gate is not None:
         queries.append(gate)
     keys = [_dense(layer, "key"), _dense(layer, "value")]

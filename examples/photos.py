@@ -3,14 +3,13 @@
 import numpy as np
 import tensorflow as tf
 
-from tfscale.data.sources.array_source import arrays
-from tfscale.data.sources.source import IndexedSource
+from tfscale import data
 
 _STRIDE = 8
 _TRAIN_SHARE = 0.8
 
 
-def photo_patches(split: str, *, size: int = 32) -> IndexedSource:
+def patches(split, size=32):
     """Patches of a photograph, turned; the label is by how much.
 
     Telling which way up a picture is needs no label that a person gave, and
@@ -29,24 +28,20 @@ def photo_patches(split: str, *, size: int = 32) -> IndexedSource:
 
     Example:
 
-    >>> photo_patches("test").num_records
+    >>> patches("test").num_records
     2592
     """
     from matplotlib import cbook  # an extra
 
-    if split not in ("train", "test"):
-        raise ValueError(
-            f'`split` must be "train" or "test". Received: split={split!r}.'
-        )
     path = str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
     photo = tf.io.decode_jpeg(tf.io.read_file(path), channels=3).numpy()
     border = int(photo.shape[1] * _TRAIN_SHARE)
     photo = photo[:, :border] if split == "train" else photo[:, border:]
-    patches = [
+    squares = [
         photo[top : top + size, left : left + size]
         for top in range(0, photo.shape[0] - size + 1, _STRIDE)
         for left in range(0, photo.shape[1] - size + 1, _STRIDE)
     ]
-    turned = [np.rot90(p, turns) for p in patches for turns in range(4)]
-    labels = np.tile(np.arange(4, dtype=np.int32), len(patches))
-    return arrays(np.stack(turned), labels)
+    turned = [np.rot90(p, turns) for p in squares for turns in range(4)]
+    labels = np.tile(np.arange(4, dtype=np.int32), len(squares))
+    return data.arrays(np.stack(turned), labels)
