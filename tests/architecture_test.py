@@ -97,6 +97,10 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
     ("tfscale/adapters/compiled_model.py", "in_place.put of model"),
     ("tfscale/adapters/model.py", "in_place.put of model"),
+    (
+        "tfscale/adapters/mirrored_strategy.py",
+        "in_place.put of strategy.extended",
+    ),
     ("tfscale/_internals/attributes.py", "component._unique_id"),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/adapters/epochs.py", "in_place.put of epochs"),
@@ -128,7 +132,7 @@ CHANGED_OF_KERAS = {
         "tfscale/tensor_parallel/analysis.py",
         "_functional(model).sharding_decision",
     ),
-    ("tfscale/adapters/replica_context.py", "in_place.put of context"),
+    ("tfscale/adapters/mirrored_strategy.py", "in_place.put of context"),
     ("tfscale/adapters/seed_generator.py", "in_place.put of generator"),
     (
         "tfscale/tensor_parallel/rules/sharded_call.py",

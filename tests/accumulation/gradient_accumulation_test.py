@@ -341,6 +341,16 @@ class SameNumbersTest(parameterized.TestCase):
         for _, graph in sums:
             self.assertNotIn("while", graph)
 
+    @pytest.mark.crossing
+    def test_mirrored_strategy(self):
+        """Keras' own accumulation raises a RuntimeError there."""
+        job = dataclasses.replace(
+            JOBS["own"], fit=dict(callbacks=[GradientAccumulation(3)])
+        )
+        strategy = strategies.mirrored()
+        actual = same_numbers.plain(job, strategy)
+        same_numbers.assert_same(self, _on_one_device("own"), actual, RTOL)
+
     @parameterized.parameters((3, 1, 1), (2, 2, 1))
     @pytest.mark.crossing(every=2)
     def test_moving_statistics_are_those_of_the_batch(self, *sizes):
@@ -643,12 +653,18 @@ class BadInputTest(parameterized.TestCase):
             np.testing.assert_array_equal(variable, value)
         self.assertIs(model.__class__, made)
 
-    def test_mirrored_strategy_clips_and_sums_otherwise(self):
+    @parameterized.parameters(
+        (lambda: keras.optimizers.SGD(clipnorm=1.0), "that clips"),
+        (scaled, "a LossScaleOptimizer"),
+    )
+    def test_mirrored_strategy_sums_last(self, optimizer, message):
         same_numbers.reset()
         with strategies.mirrored().scope():
             model = whole_batch.dense()
-            model.compile("sgd", "mse")
-        with self.assertRaisesRegex(TypeError, r"device_mesh\(data=2\)"):
+            model.compile(optimizer(), "mse")
+        with self.assertRaisesRegex(
+            ValueError, f"{message}.*Use `tfscale.MeshStrategy`"
+        ):
             model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation(4)])
 
     def test_a_strategy_without_replicas_of_its_own(self):

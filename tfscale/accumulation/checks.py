@@ -90,10 +90,11 @@ def check(model: keras.Model) -> None:
                 "microbatch, which has other rows. Received: "
                 f"{layer.name!r}, with stateful=True. Remove it."
             )
-    _check_strategy(model.distribute_strategy)
+    _check_strategy(model, inner)
 
 
-def _check_strategy(strategy):
+def _check_strategy(model, inner):
+    strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
     # With one replica too: their loop has no device for what it sums up.
     others = (
@@ -103,9 +104,24 @@ def _check_strategy(strategy):
     is_other = isinstance(strategy, others)
     if hasattr(strategy, "mesh") or (replicas == 1 and not is_other):
         return
-    raise TypeError(
-        "GradientAccumulation works without a strategy and under "
-        f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}, with "
-        f"{replicas} replicas. Use "
-        f"`MeshStrategy(tfscale.device_mesh(data={replicas}))`."
-    )
+    if type(strategy) is not tf.distribute.MirroredStrategy:
+        raise TypeError(
+            "GradientAccumulation works without a strategy, under "
+            "`tfscale.MeshStrategy` and under `tf.distribute.MirroredStrategy`."
+            f" Received: {type(strategy).__name__}. Use "
+            "`tfscale.MeshStrategy`."
+        )
+    if inner is not model.optimizer:
+        raise ValueError(
+            "Under MirroredStrategy each replica decides by itself whether "
+            "gradients are finite. Received: a LossScaleOptimizer, on "
+            f"{replicas} replicas. Use `tfscale.MeshStrategy`, which sums "
+            "them first."
+        )
+    if inner.clipnorm or inner.global_clipnorm or inner.clipvalue:
+        raise ValueError(
+            "Under MirroredStrategy gradients are clipped before they are "
+            "summed over replicas. Received: an optimizer that clips, on "
+            f"{replicas} replicas. Use `tfscale.MeshStrategy`, which clips "
+            "the sum."
+        )

@@ -30,8 +30,10 @@ class GradientAccumulation(keras.callbacks.Callback):
     rows. The results of a `train_step` are averaged by rows, except results of
     metrics; it changes other variables in every microbatch.
 
-    It works without a strategy and under `tfscale.MeshStrategy`. When `fit`
-    ends, also by an exception, the model trains as it did before.
+    It works without a strategy, under `tfscale.MeshStrategy`, and under
+    `tf.distribute.MirroredStrategy` but for clipping and loss scaling, which
+    come there before the sum over replicas. When `fit` ends, also by an
+    exception, the model trains as it did before.
 
     Args:
         num_microbatches: How many microbatches a batch (of each replica) is
@@ -42,10 +44,10 @@ class GradientAccumulation(keras.callbacks.Callback):
         TypeError: If `num_microbatches` is no int. When `fit` begins, if the
             strategy is another one.
         ValueError: If `num_microbatches` is less than 1. When `fit` begins, if
-            the model is a `PipelineModel`, if the optimizer accumulates too,
-            or if all batches have fewer rows than microbatches. In the first
-            step, before any variable is changed: if `train_step` does not call
-            the optimizer once.
+            the model is a `PipelineModel`, if the optimizer accumulates too
+            or clips under `MirroredStrategy`, or if all batches have fewer
+            rows than microbatches. In the first step, before any variable
+            is changed: if `train_step` does not call the optimizer once.
 
     Source: Huang et al., GPipe (2019), section 2.2: "micro-batches".
 

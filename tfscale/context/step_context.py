@@ -88,8 +88,8 @@ def current() -> Step:
 def num_replicas() -> int:
     """Number of replicas of all workers, also where Keras is to see one."""
     strategy = tf.distribute.get_strategy()
-    in_sync = strategy.num_replicas_in_sync
-    return getattr(strategy.extended, "num_all_replicas", in_sync)
+    found = getattr(strategy.extended, "num_all_replicas", None)
+    return strategy.num_replicas_in_sync if found is None else found
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The context of a replica, whose thread takes turns with others."""
+"""Strategies: replicas that run microbatches, and threads that take turns."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,31 @@ import tensorflow as tf
 
 from tfscale._internals import in_place
 from tfscale._internals import symbols
+from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
+
+
+class CountedMirrored(in_place.Mixin):
+    """Members that are put before the class of the strategy's `extended`.
+
+    A `MeshStrategy` does the same by itself, see `mesh/extended.py`.
+    """
+
+    @property
+    def _num_replicas_in_sync(self):
+        one = step_context.current().sees_one_device
+        return 1 if one else self.num_all_replicas
+
+    @property
+    def num_all_replicas(self):
+        """Number of replicas, also in a step of a model."""
+        return super()._num_replicas_in_sync
+
+
+def adapt_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Puts the class of this module before that of a `MirroredStrategy`."""
+    if type(strategy) is tf.distribute.MirroredStrategy:
+        in_place.put(strategy.extended, CountedMirrored)
 
 
 class MeshReplicaContext(in_place.Mixin):
