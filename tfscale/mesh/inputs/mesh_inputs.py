@@ -107,13 +107,18 @@ class MeshInputs:
             self._is_on_cpu or kind is MeshDatasetOfPython
         )
 
+        is_divided_by_worker = (
+            self._workers is not None and self._speeds is None
+        )
+
         def distribute(source):
             distributed = kind(
                 self._input_workers(options, is_ordinary),
                 self._strategy,
                 source,
                 num_replicas_in_sync=context.num_replicas_in_sync,
-                input_context=None if self._workers is None else context,
+                # TensorFlow divides batches over the workers of a context.
+                input_context=context if is_divided_by_worker else None,
                 options=datasets.ORDINARY_ITERATOR if is_ordinary else options,
             )
             distributed.workers = self._workers

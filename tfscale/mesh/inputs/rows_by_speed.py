@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_OFF = tf.data.experimental.AutoShardPolicy.OFF
-
 
 def divided(
     dataset: tf.data.Dataset, speeds: Sequence[float], shards: range
@@ -22,8 +20,7 @@ def divided(
     Args:
         dataset: Batches of all replicas, of any number of rows.
         speeds: The speeds of all shards.
-        shards: Those of this worker. Each worker reads all batches and takes
-            its rows, so TensorFlow must not divide them again.
+        shards: Those of this worker, which reads all batches.
     """
     ends = np.cumsum(speeds)
     ends = np.concatenate([[0.0], ends / ends[-1]])
@@ -46,9 +43,7 @@ def divided(
             shards.start, shards.stop, shards.step
         ).map(of_shard)
 
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = _OFF
-    return dataset.flat_map(of_batch).with_options(options)
+    return dataset.flat_map(of_batch)
 
 
 def check(dataset: tf.data.Dataset, *, has_workers: bool) -> None:
