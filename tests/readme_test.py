@@ -25,7 +25,7 @@ PAGES = sorted(
 )
 
 # They train what other pages do one by one, on several meshes.
-COMBINING = ("docs/planner.md", "docs/tutorial.md")
+COMBINING = ("docs/planner.md", "docs/pretrained.md", "docs/tutorial.md")
 
 BENCHMARKS = [
     os.path.relpath(path, REPOSITORY)

@@ -1,4 +1,7 @@
-"""Keras' own strategies, and where docs/strategies.md says they are wrong."""
+"""Keras' own strategies, and where docs/strategies.md says they are wrong.
+
+Nothing of tfscale changes that, so most of it is for `--exhaustive`.
+"""
 
 import functools
 import json
@@ -71,6 +74,7 @@ def difference(actual, expected):
 
 class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters({"global_clipnorm": 0.1}, {"normalized": True})
+    @pytest.mark.crossing
     def test_one_device_is_one_device(self, **options):
         expected = train("one", 45, **options)
         actual = train("OneDevice", 45, **options)
@@ -79,6 +83,7 @@ class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
             self.assertAllClose(value, expected.logs[name])
 
     @parameterized.parameters("Mirrored", "CentralStorage")
+    @pytest.mark.crossing(every=2)
     def test_even_batches_are_right(self, strategy):
         self.assertLess(difference(train(strategy), train("one")), 1e-5)
 
@@ -91,6 +96,7 @@ class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
         found = difference(train(strategy, **options), train("one", **options))
         self.assertGreater(found, 1e-2)
 
+    @pytest.mark.crossing
     def test_mirrored_normalizes_each_replicas_part(self):
         found = difference(
             train("Mirrored", normalized=True), train("one", normalized=True)
@@ -98,7 +104,7 @@ class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(found, 1e-2)
 
     @parameterized.parameters(*STRATEGIES)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_rows_of_embeddings_are_wrong(self, strategy):
         # Of one device the harness sums up the rows, which Keras does not.
         found = difference(
@@ -106,15 +112,18 @@ class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertGreater(found, 1e-3)
 
+    @pytest.mark.crossing
     def test_mirrored_does_not_accumulate_gradients(self):
         with self.assertRaises(RuntimeError):
             train("Mirrored", gradient_accumulation_steps=2)
 
+    @pytest.mark.crossing
     def test_mirrored_has_the_metrics_of_one_device(self):
         expected = train("one").logs
         for name, value in train("Mirrored").logs.items():
             self.assertAllClose(value, expected[name])
 
+    @pytest.mark.crossing
     def test_central_storage_counts_rows_twice(self):
         expected = train("one")
         actual = train("CentralStorage")
@@ -129,10 +138,12 @@ class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
         ]
         self.assertEqual(set(count), {112})  # of 48
 
+    @pytest.mark.crossing
     def test_central_storage_has_no_batch_normalization(self):
         with self.assertRaisesRegex(ValueError, "aggregation method"):
             train("CentralStorage", normalized=True)
 
+    @pytest.mark.crossing
     def test_those_for_several_processes_fail_before_the_first_step(self):
         with tempfile.TemporaryDirectory() as folder:
             forked_cluster.run(

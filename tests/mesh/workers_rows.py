@@ -385,6 +385,7 @@ CROSSED = (
     "dropout, data 2 in each",
     "weights divided in each",
     "accumulation",
+    "noise of gradients",
 )
 ALWAYS = tuple(name for name in (*ROWS, *SHORT, "cases") if name not in CROSSED)
 

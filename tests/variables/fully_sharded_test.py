@@ -337,7 +337,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, expected, train(job, 3))
 
     @parameterized.parameters(4, 3)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_of_one_device_on_more_replicas(self, data):
         job = zero_test.JOBS["adam"]
         job = dataclasses.replace(job, data={**job.data, "batch_size": 12})

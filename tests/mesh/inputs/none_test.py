@@ -259,6 +259,7 @@ class NoneTest(NoneCase):
         ]
         np.testing.assert_allclose(sums, [2 * X.sum()] * 2, rtol=1e-5)
 
+    @pytest.mark.crossing
     def test_a_run_continues(self):
         class Interrupt(keras.callbacks.Callback):
             interrupts = False
