@@ -55,7 +55,7 @@ def history(axes, *callbacks):
         model = keras.Sequential([keras.Input((4,)), up, down])
         if "pipeline" in axes:
             model = tfscale.PipelineModel(model, 2, balance="params")
-        model.compile("adam", "mse", metrics=["mae"])
+        model.compile("sgd", "mse", metrics=["mae"])
     return model.fit(
         *(X, X[:, :1] * 9),
         batch_size=8,

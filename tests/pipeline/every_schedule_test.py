@@ -37,7 +37,7 @@ def job():
             y=random.normal(size=(ROWS, 3)).astype("float32"),
             batch_size=16,
         ),
-        lambda: keras.optimizers.Adam(0.01),
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     )
 
 

@@ -451,7 +451,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
     @pytest.mark.crossing(every=3)
     def test_methods_of_a_model(self, num_replicas, options):
         def train(model):
-            model.compile(keras.optimizers.Adam(0.01), "mse", **options)
+            model.compile(keras.optimizers.SGD(0.05, 0.9), "mse", **options)
             x, y = VECTORS["x"], VECTORS["y"]
             model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
             return [

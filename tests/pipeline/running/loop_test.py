@@ -77,7 +77,7 @@ def job(build=build, **compile_arguments):
     return same_numbers.Job(
         with_own_loss if own else build,
         dict(x=x, y=LABELS, batch_size=16),
-        lambda: keras.optimizers.Adam(0.01),
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
         lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         lambda: {"metrics": ["accuracy"], **compile_arguments},
     )
@@ -162,7 +162,7 @@ class LoopTest(parameterized.TestCase):
                 y={"logits": LABELS, "passed": TOKENS.astype("float32")},
                 batch_size=16,
             ),
-            lambda: keras.optimizers.Adam(0.01),
+            lambda: keras.optimizers.SGD(0.05, momentum=0.9),
             lambda: {
                 "logits": keras.losses.SparseCategoricalCrossentropy(True),
                 "passed": keras.losses.MeanSquaredError(),

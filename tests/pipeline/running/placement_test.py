@@ -112,7 +112,8 @@ class PlacementTest(parameterized.TestCase):
         strategy = mesh_strategy(3, 1)
         with strategy.scope():
             pipeline = PipelineModel(build(), 1, schedule, ["b", "c"])
-            pipeline.compile("adam", "mse", steps_per_execution=4)
+            optimizer = keras.optimizers.SGD(momentum=0.9)
+            pipeline.compile(optimizer, "mse", steps_per_execution=4)
         with executed_functions.executed_functions() as found:
             pipeline.fit(
                 np.ones((32, 7)), np.ones((32, 4)), batch_size=8, verbose=0
@@ -162,7 +163,7 @@ class PlacementTest(parameterized.TestCase):
             pipeline = PipelineModel(
                 model, NUM_MICROBATCHES, schedule, ["b", "c", "d"]
             )
-            pipeline.compile("adam", "mse")
+            pipeline.compile(keras.optimizers.SGD(momentum=0.9), "mse")
         with executed_functions.executed_functions() as found:
             pipeline.fit(np.ones((8, 7)), np.ones((8, 7)), verbose=0)
         step = executed_functions.largest(found)
