@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import threading
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tfscale.backup.files import folder
+from tfscale.backup.files import storage
 from tfscale.callbacks import BackupAndRestore
 
 X, Y = np.ones((32, 3), "float32"), np.ones((32, 2), "float32")
@@ -66,6 +70,25 @@ class BackupFilesTest(tf.test.TestCase, parameterized.TestCase):
         self.fit(delete_checkpoint=False)
         for name in os.listdir(self.path):
             self.assertStartsWith(name, "backup-")
+
+    def test_a_listing_that_fails_once_is_tried_again(self):
+        # What is read first ended the start, with the error of the store.
+        self.interrupt(5)
+        names, failed = storage.LocalStorage.names, []
+
+        def fail_once(of):
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and not failed:  # not the writer of the first `fit`
+                failed.append(of.path_of(""))
+                raise tf.errors.UnavailableError(None, None, "503")
+            return names(of)
+
+        with (
+            mock.patch.object(folder, "_WAITS", (0.0,)),
+            mock.patch.object(storage.LocalStorage, "names", fail_once),
+        ):
+            self.assertLess(self.fit(), STEPS)
+        self.assertLen(failed, 1)
 
     @parameterized.parameters((0, 2), (2, 0))
     def test_a_run_goes_on_with_or_without_a_progress_bar(self, before, then):

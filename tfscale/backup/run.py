@@ -125,7 +125,6 @@ class Run:
         """The newest backup, which worker 0 chooses for all."""
 
         def find():
-            self.folder.warn_of_later_fits()
             found = self.folder.newest()
             return found and found.path
 

@@ -134,6 +134,7 @@ class BackupFolder:
         return None
 
     def _newest(self, leave_damaged):
+        self._warn_of_later_fits()
         reasons = {
             name: committed.reason(self._storage.path_of(name))
             for name in committed.damaged(self.path, self.fit)
@@ -167,7 +168,7 @@ class BackupFolder:
             )
         return None
 
-    def warn_of_later_fits(self) -> None:
+    def _warn_of_later_fits(self):
         """Says that backups of later calls of `fit` are left for these."""
         names = committed.begun(self.path)
         later = max(map(committed.fit_of, names), default=1)
