@@ -1,6 +1,10 @@
-"""How long the first step takes with XLA and without, on a mesh of CPU devices.
+"""How long the first step takes, on a mesh of CPU devices.
 
     python -m benchmarks.first_step
+    python -m benchmarks.first_step --model=resnet50 --mesh=data=4
+
+A GPT is compared with the same compiled by XLA, by the clock. A ResNet-50 is
+compared with plain Keras on one device, in processor seconds.
 
 Each configuration is built, traced and run in a process of its own, one after
 the other, in every round; a round's ratio is that of its two first steps.
@@ -16,16 +20,27 @@ from benchmarks import gpt_flags
 from benchmarks import processes
 
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "How often each is measured.")
+_MODEL = flags.DEFINE_enum("model", "gpt", ["gpt", "resnet50"], "What trains.")
 _MESH = flags.DEFINE_string("mesh", "data=2", "Axes, with `,` between them.")
 
 
 def main(argv):
     del argv
     sizes = dict(item.split("=") for item in _MESH.value.split(","))
-    config = {
-        **gpt_flags.sizes(),
-        "mesh": {axis: int(size) for axis, size in sizes.items()},
-    }
+    mesh = {axis: int(size) for axis, size in sizes.items()}
+    config = {**gpt_flags.sizes(), "model": _MODEL.value}
+    if _MODEL.value == "gpt":
+        measure, of_time = "first_step", "s"
+        configs = {
+            "first step": dict(mesh=mesh, jit_compile=False),
+            "with XLA": dict(mesh=mesh, jit_compile=True),
+        }
+    else:
+        measure, of_time = "processors", "s of processors"
+        configs = {
+            "first step on one device": dict(mesh=None, jit_compile=False),
+            f"on {_MESH.value}": dict(mesh=mesh, jit_compile=False),
+        }
     environment = {
         **os.environ,
         # Without it XLA compiles no clusters on CPUs.
@@ -33,19 +48,20 @@ def main(argv):
     }
     ratios = []
     for _ in range(_ROUNDS.value):
-        plain, compiled = (
+        one, other = (
             processes.measure(
                 "benchmarks.first_step.worker",
-                {**config, "jit_compile": jit_compile},
+                {**config, **of_one},
                 env=environment,
             )
-            for jit_compile in (False, True)
+            for of_one in configs.values()
         )
-        ratios.append(compiled["first_step"] / plain["first_step"])
+        ratios.append(other[measure] / one[measure])
+        of_one, of_other = configs
         print(
-            f"first step {plain['first_step']:.1f} s, with XLA "
-            f"{compiled['first_step']:.1f} s, {ratios[-1]:.2f} times as long; "
-            f"losses {plain['loss']:.6f} and {compiled['loss']:.6f}",
+            f"{of_one} {one[measure]:.1f} {of_time}, {of_other} "
+            f"{other[measure]:.1f} {of_time}, {ratios[-1]:.2f} times as long; "
+            f"losses {one['loss']:.6f} and {other['loss']:.6f}",
             flush=True,
         )
     print(f"median {statistics.median(ratios):.2f}")
