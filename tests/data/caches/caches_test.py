@@ -171,6 +171,22 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
 
         self.assertLen(list(self._file(parse=parse)), 2)
 
+    def test_a_cache_of_a_table(self):
+        # TensorFlow injected a prefetch into it: "Expected only one fetch".
+        path = self.create_tempdir().full_path + "/a.csv"
+        tf.io.write_file(path, "x\n1\n2\n")
+        source = data.csv(path, dtypes={"x": "int32"})
+        for _ in range(2):
+            pipeline = data.pipeline(
+                source,
+                batch_size=2,
+                shuffle=False,
+                parse=lambda row: row["x"] + 1,
+                cache="file",
+                cache_dir=self.folder,
+            )
+            self.assertAllEqual(list(pipeline), [[2, 3]])
+
     def test_records_with_nan_are_those_of_the_cache(self):
         # NaN differs from itself: such a cache was refused once written.
         def parse(x):

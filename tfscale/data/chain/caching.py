@@ -97,6 +97,7 @@ def _file(recipe, cache_dir, need):
     )
     records = chain.keyed_records(in_order, Position(0))
     records = records.map(lambda _, record: record).prefetch(tf.data.AUTOTUNE)
+    records = records.with_options(recipe.options)
     file_cache.write(directory, records, recipe.spec, need)
     cache = FileCache(directory, recipe.spec)
     cache.check(numbers, recipe.map_parsed(some))
