@@ -228,6 +228,7 @@ class GraphTest(tf.test.TestCase):
 
     @holds("eager.context", "coordination_config_pb2")
     @holds("context.Context", "configure_coordination_service")
+    @holds("context.Context", "coordination_service")
     def test_all_workers_are_waited_for_so_long(self):
         # That TensorFlow then gives up is seen in tests/cluster.
         context = symbols.eager_context.context()
@@ -235,6 +236,7 @@ class GraphTest(tf.test.TestCase):
             attributes.limit_joining({"worker": 2}, "/job:worker/task:0", 1.5)
             found = context.coordination_service
         self.assertEqual(found.cluster_register_timeout_in_ms, 1_500)
+        self.assertTrue(found.cluster_register_with_barrier)
         (job,) = found.coordinated_job_list
         self.assertEqual((job.name, job.num_tasks), ("worker", 2))
 

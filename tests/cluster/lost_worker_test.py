@@ -21,6 +21,7 @@ from tests.source_files import REPOSITORY
 DIFFERING = "tests.cluster.differing_worker"
 PROGRAM = "tests.cluster.lost_worker"
 EXITING = "tests.cluster.exiting_worker"
+STANDING = "tests.cluster.standing_worker"
 # What TensorFlow said of it, in some 60 lines. Its log, in C++, has a line or
 # two of a sum that was under way, which nobody but TensorFlow can take out.
 CASCADE = (
@@ -47,6 +48,15 @@ def logs_without_launcher(program, num_workers):
 
 
 class LostWorkerTest(parameterized.TestCase):
+    def test_the_first_one_names_another_that_never_joins(self):
+        # It waited for ever, as only the others had a limit.
+        codes, logs = logs_without_launcher(STANDING, 2)
+        self.assertEqual(codes, {"worker0": 1, "worker1": -signal.SIGKILL})
+        self.assertRegex(
+            logs["worker0"].splitlines()[-1],
+            r"^ConnectionError: .*worker 1 at \S+ does not answer any more",
+        )
+
     def test_the_launcher_names_it_and_ends_the_others(self):
         folder = self.create_tempdir().full_path
         process = subprocess.Popen(

@@ -116,6 +116,8 @@ def limit_joining(jobs: Mapping[str, int], leader: str, seconds: float) -> None:
             for name, count in jobs.items()
         ],
     )
+    # Else the leader has no limit for a task that never registers.
+    context.coordination_service.cluster_register_with_barrier = True
 
 
 def abort_collectives(message: str) -> None:

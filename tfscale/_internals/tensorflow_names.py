@@ -127,6 +127,7 @@ python.eager.context
 python.eager.context.Context
     abort_collective_ops: nothing waits for a lost worker
     configure_coordination_service: nor for ever for one that stands still
+    coordination_service: nor the first one for another
     get_config_key_value: what another worker has said
     set_config_key_value: what this worker says to the others
     function_call_options: where it is said
