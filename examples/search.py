@@ -95,8 +95,17 @@ def train(config, flag_lines, storage):
             time.sleep(1.0)
 
 
-def make_tuner(storage, num_devices):
-    """The search: a new one, or what a killed driver left of it."""
+def make_tuner(storage, num_devices, callbacks=None):
+    """The search: a new one, or what a killed driver left of it.
+
+    Args:
+        storage: Folder of results and backups.
+        num_devices: Devices of a trial.
+        callbacks: List of `ray.tune.Callback` for a new search.
+
+    Returns:
+        A `ray.tune.Tuner`.
+    """
     from ray import tune
 
     trainable = tune.with_resources(
@@ -124,9 +133,9 @@ def make_tuner(storage, num_devices):
             metric="val_loss",
             mode="min",
             num_samples=NUM_TRIALS.value,
-            max_concurrent_trials=MAX_CONCURRENT.value or None,
             search_alg=tune.search.BasicVariantGenerator(
-                random_state=mlp.SEED.value
+                max_concurrent=MAX_CONCURRENT.value,
+                random_state=mlp.SEED.value,
             ),
             scheduler=tune.schedulers.ASHAScheduler(
                 time_attr="epoch",
@@ -140,6 +149,7 @@ def make_tuner(storage, num_devices):
         run_config=tune.RunConfig(
             name=NAME.value,
             storage_path=storage,
+            callbacks=callbacks,
             # A trial that is killed continues at its last epoch.
             failure_config=tune.FailureConfig(max_failures=3),
             verbose=1,

@@ -16,7 +16,7 @@ from tests.executed_functions import executed_functions
 from tfscale import selfcheck
 from tfscale.mesh import timing
 from tfscale.planner import DEVICES
-from tfscale.planner import measure
+from tfscale.planner import blocks
 from tfscale.schedules.named_schedules import SCHEDULES
 
 
@@ -100,7 +100,7 @@ class MainTest(parameterized.TestCase):
     )
     @mock.patch.dict(timing.WIDTHS, CPU=256)
     @mock.patch.object(timing, "SECONDS", 0.0)
-    @mock.patch.object(measure, "_BLOCKS", 1)
+    @mock.patch.object(blocks, "_BLOCKS", 1)
     @pytest.mark.crossing(every=3)
     def test_what_works_is_as_near_as_it_says(
         self, num_blocks, num_devices, *names

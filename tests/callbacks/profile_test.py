@@ -234,7 +234,9 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
         )
 
     def test_whole_executions_and_accumulation(self):
-        profile = Profile((3, 5))
+        # In a folder as Hydra names it, no recording was found.
+        folder = os.path.join(self.create_tempdir(), "lr=[0.1]")
+        profile = Profile((3, 5), log_dir=folder)
         trained(profile, {"data": 2}, steps_per_execution=4)
         self.assertIn("8 steps", profile.table())
         profile = Profile((9, 11))

@@ -85,6 +85,21 @@ def histories(storage):
     return found
 
 
+def most_at_a_time(storage):
+    """Trials that ran at the same time."""
+    begins, ends = [], []
+    for path in glob.glob(f"{storage}/search/*/result.json"):
+        with open(path, encoding="utf-8") as file:
+            last = json.loads(file.readlines()[-1])
+        # The time of a result is in whole seconds.
+        begins.append(last["timestamp"] + 1 - last["time_total_s"])
+        ends.append(last["timestamp"])
+    return max(
+        sum(begin <= at < end for begin, end in zip(begins, ends))
+        for at in begins
+    )
+
+
 @unittest.skipUnless(importlib.util.find_spec("ray"), "needs Ray")
 class SearchTest(absltest.TestCase):
     @pytest.mark.crossing
@@ -99,6 +114,7 @@ class SearchTest(absltest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertLen(histories(both), 2)
         self.assertEqual(histories(both), histories(single))
+        self.assertEqual(most_at_a_time(single), 1)
 
     @pytest.mark.crossing
     def test_a_trial_that_raises_ends_no_other(self):

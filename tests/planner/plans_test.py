@@ -13,6 +13,7 @@ import tfscale
 from tfscale.mesh import timing
 from tfscale.planner import DEVICES
 from tfscale.planner import __main__ as command
+from tfscale.planner import blocks
 from tfscale.planner import measure
 from tfscale.planner.cost import Settings
 
@@ -190,7 +191,7 @@ class PlanTest(parameterized.TestCase):
 
     @mock.patch.dict(timing.WIDTHS, CPU=256)
     @mock.patch.object(timing, "SECONDS", 0.0)  # the fewest repetitions
-    @mock.patch.object(measure, "_BLOCKS", 1)
+    @mock.patch.object(blocks, "_BLOCKS", 1)
     def test_measures_this_machine(self):
         device = _plans(num_devices=2, device="measure").device
         for field in dataclasses.fields(device)[1:]:

@@ -9,6 +9,7 @@ from tfscale.pipeline.stages.plan import make_plan
 from tfscale.planner.cost import Predictor
 from tfscale.planner.cost import Settings
 from tfscale.planner.device import DEVICES
+from tfscale.planner.layers import LARGE_WEIGHT
 from tfscale.planner.traced import trace_table
 from tfscale.schedules.named_schedules import one_f_one_b
 
@@ -100,6 +101,42 @@ class TraceTableTest(absltest.TestCase):
         self.assertLess(
             sum(layer.kept for layer in two), sum(layer.kept for layer in one)
         )
+
+    def test_large_weights_are_told_from_others(self):
+        def build_model():
+            inputs = keras.Input((8,), dtype="int32")
+            x = keras.layers.Embedding(LARGE_WEIGHT // 4, 4)(inputs)
+            return keras.Model(inputs, keras.layers.Dense(4)(x))
+
+        *_, table, dense = trace_table(build_model, [1]).by_ranks[1]
+        self.assertEqual(table.large, LARGE_WEIGHT)
+        self.assertEqual((dense.trainable, dense.large), (20, 0))
+
+    def test_the_loss_moves_logits(self):
+        # It was left out: a tenth of a step of two tables.
+        first, *_, last = _table().by_ranks[1]
+        logits = 4 * LENGTH * gpt.VOCABULARY
+        self.assertEqual(last.backward.moved - last.forward.moved, 3 * logits)
+        self.assertLessEqual(first.backward.moved, first.forward.moved)
+
+    def test_dropout_draws_numbers(self):
+        # A tenth of a step of BERT on a CPU, which was left out.
+        def build_model(rate):
+            return gpt.build_gpt(LAYERS, WIDTH, 4, LENGTH, rate)
+
+        def drawn(rate):
+            table = trace_table(lambda: build_model(rate), [1, 2])
+            return [
+                sum(layer.forward.drawn for layer in table.by_ranks[ranks])
+                for ranks in (1, 2)
+            ]
+
+        self.assertEqual(drawn(0.0), [0, 0])
+        one, two = drawn(0.1)
+        # Of scores with 4 heads, and of what a block adds.
+        self.assertGreaterEqual(one, LAYERS * 2 * LENGTH * WIDTH)
+        self.assertEqual(one % (LENGTH * WIDTH), 0)
+        self.assertBetween(two, one / 2, one)
 
     def test_what_is_frozen_has_no_backward(self):
         def build_model():

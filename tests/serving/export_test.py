@@ -314,6 +314,14 @@ class ExportTest(parameterized.TestCase):
             tfscale.export(model, self.path)
         self.assertFalse(os.path.exists(self.path))
 
+    def test_a_folder_that_cannot_be_read_is_refused(self):
+        # It was written, and TensorFlow found none of its variables.
+        model = on_mesh(pipeline=1)
+        folder = self.path
+        for name in ("run[1]", "back\\slash"):
+            self.path = os.path.join(folder, name)
+            self.refuse(ValueError, "path=.*(run.1|slash)", model)
+
     def test_several_replicas_are_refused(self):
         self.refuse(ValueError, "one replica.*data=2", on_mesh(data=2))
 

@@ -262,7 +262,7 @@ class Run:
         self._report.step_is_over(is_last=step == 0)
         self._writer.check()
         if self._asked_code is not None:  # in all workers
-            self._stop(step, "A callback asks for it", self._asked_code)
+            self._stop(step, "A callback's request", self._asked_code)
         is_due = self.schedule.is_due(is_first=step == 0)
         is_asked = self.signals.received is not None
         is_stopped, is_agreed = self.workers.agree(is_asked, is_due)

@@ -250,7 +250,8 @@ class Profile(keras.callbacks.Callback):
         model: Any = self.model
         time.sleep(_SECONDS)
         self._stop()
-        pattern = os.path.join(self._folder, "plugins/profile/*/*.xplane.pb")
+        folder = glob.escape(os.fspath(self._folder))
+        pattern = os.path.join(folder, "plugins/profile/*/*.xplane.pb")
         path = max(glob.glob(pattern), key=os.path.getmtime)
         space = symbols.xplane_pb2.XSpace()
         with open(path, "rb") as file:

@@ -121,7 +121,8 @@ class Launcher:
         """Whether those that are left start again; after a pause."""
         count = self._asked_for(code)
         if count is not None:
-            output.say(f"starting again with {count} workers, as they ask")
+            workers = "1 worker" if count == 1 else f"{count} workers"
+            output.say(f"starting again with {workers}, as the program asks")
             others = set(range(self.max_workers)) - {*self._lost}
             self._ranks = sorted([*sorted(others), *self._lost][:count])
             self._lost = [r for r in self._lost if r not in self._ranks]

@@ -155,7 +155,7 @@ class Predictor:
         sent, send = self._send(s, stages, rows)
         trainable = schedule.by_device(stages.trainable).max()
         gradient_bytes, gradients = gradient_traffic(device, s, trainable)
-        updated = device.update_bytes * trainable / self._num_shards(s)
+        updated = schedule.by_device(update_traffic(device, stages)).max()
         wait = self._wait(s.pipeline)
         seconds = {
             "compute": m * compute.mean(),
@@ -164,7 +164,7 @@ class Predictor:
             "pipeline axis": m * send,
             "model axis": m * sums.mean(),
             "data axis": gradients,
-            "update": updated / device.memory_bandwidth,
+            "update": updated / self._num_shards(s) / device.memory_bandwidth,
         }
         summed = stages.forward.summed * forwards + stages.backward.summed
         most_summed = schedule.by_device(summed).max()
@@ -205,7 +205,9 @@ class Predictor:
         _, stages = self._stages(ranks, num_stages, speeds)
         link = _link(device, 1, ranks) * device.link_efficiency
         computing, summing = [], []
-        for work in (stages.forward, stages.backward):
+        # The backward reads weights as the forward does, and writes gradients.
+        weights = device.weight_passes * _WEIGHT * stages.trainable
+        for work, share in ((stages.forward, 1 / 3), (stages.backward, 2 / 3)):
             moved = work.moved
             if sequence_parallel:
                 moved = moved - work.undivided * (1 - 1 / ranks)
@@ -213,7 +215,12 @@ class Predictor:
                 (
                     rows * work.flops / (self._peak * device.efficiency)
                     + work.products * device.startup
-                    + rows * moved * device.passes / device.memory_bandwidth
+                    + (
+                        rows * moved * device.passes
+                        + rows * work.drawn * device.random_bytes
+                        + share * weights
+                    )
+                    / device.memory_bandwidth
                 )
                 / np.array(speeds or 1.0)
             )
@@ -308,6 +315,12 @@ class Predictor:
             kinds["working"] = peak - kinds["activations"]
         fullest = int(np.argmax(sum(kinds.values())))
         return {kind: float(each[fullest]) for kind, each in kinds.items()}
+
+
+def update_traffic(device: Device, layers: Any) -> Any:
+    """Bytes that updates read and write; `layers` are sums of stages."""
+    small, large = layers.trainable - layers.large, layers.large
+    return device.small_update_bytes * small + device.update_bytes * large
 
 
 def gradient_traffic(

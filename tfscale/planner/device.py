@@ -26,15 +26,23 @@ class Device:
         link_efficiency: Fraction of a link's bandwidth that is reached.
         passes: How many times an activation is read or written in a
             forward, and again in a backward.
+        weight_passes: How many times a weight or its gradient goes through
+            memory in a forward and its backward while nothing is computed:
+            none if products hide that, 3 on CPUs.
+        random_bytes: Bytes that memory moves in the time in which a random
+            number is drawn.
         latency: Seconds of a message, whatever its size.
         update_bytes: Bytes that the update of a weight reads and writes: 28 if
             one program does it, more if each operation of it is one.
+        small_update_bytes: The same where tensors of weights have less than
+            `tfscale.planner.layers.LARGE_WEIGHT` elements: caches hold what
+            one operation of an update hands to the next.
         speed_alone: How many times as fast it computes while all others wait,
             as virtual devices do, which share cores.
 
     Raises:
         ValueError: If a figure is not above 0, or `speed_alone` less than 1;
-            `startup` and `latency` may be 0.
+            `startup`, `latency`, `weight_passes` and `random_bytes` may be 0.
 
     Example: an H100 with half of its memory.
 
@@ -55,8 +63,11 @@ class Device:
     startup: float = 2e-4
     link_efficiency: float = 0.9
     passes: float = 3.0
+    weight_passes: float = 0.0
+    random_bytes: float = 0.0
     latency: float = 1e-5
     update_bytes: float = 28.0
+    small_update_bytes: float = 28.0
     speed_alone: float = 1.0
 
     @property
@@ -65,7 +76,8 @@ class Device:
         return 0.9 * self.memory
 
     def __post_init__(self):
-        leasts = {"startup": 0, "latency": 0, "speed_alone": 1}
+        leasts = {"startup": 0, "weight_passes": 0, "random_bytes": 0}
+        leasts |= {"latency": 0, "speed_alone": 1}
         for name, value in dataclasses.asdict(self).items():
             if name != "name" and not value >= leasts.get(name, 1e-9):
                 rule = (

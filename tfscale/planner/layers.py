@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Elements of a weight that caches of CPUs do not hold: 16 MB of them.
+LARGE_WEIGHT = 1 << 22
+
 
 class Work(NamedTuple):
     """The work of a layer for one example, on one model rank.
@@ -22,6 +25,7 @@ class Work(NamedTuple):
             ranks divide the sequence.
         summed: Bytes that are summed over the model ranks.
         sums: How many tensors these are.
+        drawn: Random numbers.
     """
 
     flops: float = 0
@@ -30,6 +34,7 @@ class Work(NamedTuple):
     undivided: float = 0
     summed: float = 0
     sums: float = 0
+    drawn: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Layer:
 
     Args:
         trainable: Elements of trainable weights.
+        large: Elements of those of them that have `LARGE_WEIGHT` or more.
         largest: Elements of the largest of them.
         frozen: Elements of other variables.
         kept: Bytes that are kept until the backward.
@@ -51,6 +57,7 @@ class Layer:
     forward: Work
     backward: Work
     trainable: float = 0
+    large: float = 0
     largest: float = 0
     frozen: float = 0
     kept: float = 0

@@ -8,16 +8,15 @@ import tensorflow as tf
 
 from tfscale.collectives import all_reduce
 from tfscale.mesh import timing
+from tfscale.planner import blocks
 from tfscale.planner.device import DEVICES
 from tfscale.planner.device import Device
 
 # Bytes of a tensor that is too large for caches. A device of a split GPU, which
 # has a few of them, may have no more than 2 GiB.
 _COPIED = {"CPU": 1 << 24, "GPU": 1 << 28, "TPU": 1 << 28}
-# Blocks of a transformer that is trained, tokens of its sequences and batches.
-_BLOCKS, _LENGTH, _TOKENS = 3, 32, (32, 512)
-# Attention's count as one of the forward and two of the backward.
-_PRODUCTS = 9 * _BLOCKS
+# Weights of an update: a large one, or as many elements in smaller ones.
+_WEIGHTS = (1, 4)
 
 
 def measure_device(num_devices: int, memory: float | None = None) -> Device:
@@ -36,20 +35,25 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     seconds = half_seconds = timing.seconds_of_product(names)
     if kind != "CPU":
         half_seconds = timing.seconds_of_product(names, tf.bfloat16)
-    few, many = _TOKENS
+    model = blocks.make_blocks(width // 4)
+    train = blocks.training(model, names)
+    alone = blocks.training(model, names[:1])
+    example = model.example_shape
     of_few, of_many = (
-        timing.seconds(_train, names, (tokens, width // 4))
-        for tokens in _TOKENS
+        timing.seconds(train, names, (rows, *example))
+        for rows in (blocks.FEW, blocks.MANY)
     )
-    # The time of a batch without tokens.
-    startup = (of_few * many - of_many * few) / (many - few)
-    alone = of_many / timing.seconds(_train, names[:1], (many, width // 4))
+    of_one = timing.seconds(alone, names[:1], (blocks.MANY, *example))
     num_bytes = _COPIED[kind]
     shape = (num_bytes // 4096, 1024)
     copy = timing.seconds(lambda xs: [x + 1.0 for x in xs], names, shape)
     bandwidth = link = 2 * num_bytes / copy
-    states = [_adam_states(name, shape) for name in names]
-    update = timing.seconds(functools.partial(_update, states), names, shape)
+    update, smaller = (
+        _time_of_update(names, shape, count) for count in _WEIGHTS
+    )
+    drawing = timing.seconds(_random, names, shape)
+    flops = 2 * width**3 / seconds
+    fitted = blocks.fit(model.layers, (of_few, of_many), flops, bandwidth)
     latency = 0.0
     if number > 1:
         # The bytes that each device of a ring sends.
@@ -59,18 +63,22 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     return Device(
         f"{kind} (measured)",
         flops=2 * width**3 / half_seconds,
-        float32_flops=2 * width**3 / seconds,
+        float32_flops=flops,
         memory=memory or _memory(kind, number),
         memory_bandwidth=bandwidth,
         link_bandwidth=link,
         network_bandwidth=link,
         devices_per_machine=num_devices,
         efficiency=1.0,
-        startup=max(startup, 0.0) / _PRODUCTS,
+        startup=fitted.startup,
         link_efficiency=1.0,
         latency=latency,
+        passes=fitted.passes,
+        weight_passes=blocks.WEIGHT_PASSES,
+        random_bytes=drawing * bandwidth / (num_bytes // 4),
         update_bytes=update * bandwidth / (num_bytes // 4),
-        speed_alone=max(alone, 1.0),
+        small_update_bytes=smaller * bandwidth / (num_bytes // 4),
+        speed_alone=max(of_many / of_one, 1.0),
     )
 
 
@@ -80,65 +88,43 @@ def _sums(length, xs):
     return xs
 
 
-def _adam_states(name, shape):
-    """A weight and its slots."""
-    with tf.device(name):
-        return [tf.Variable(tf.zeros(shape)) for _ in range(3)]
+def _random(xs):
+    """As many random numbers as elements."""
+    # A seed that is not known before, or they would be drawn only once.
+    return timing.on_each(
+        lambda x: tf.random.stateless_uniform(
+            x.shape, tf.cast(x[0, :2] * 1e6, "int32")
+        ),
+        xs,
+    )
+
+
+def _time_of_update(names, shape, num_weights):
+    """Seconds of one of Adam, of so many weights that have a shape together."""
+    shape = (shape[0] // num_weights, *shape[1:])
+    states = []
+    for name in names:
+        with tf.device(name):
+            states.append(
+                [
+                    [tf.Variable(tf.zeros(shape)) for _ in range(3)]
+                    for _ in range(num_weights)
+                ]
+            )
+    return timing.seconds(functools.partial(_update, states), names, shape)
 
 
 def _update(states, gradients):
-    """One of Adam."""
+    """Updates the weights of each device by its gradient."""
     results = []
-    for g, (w, m, v) in zip(gradients, states, strict=True):
+    for g, of_device in zip(gradients, states, strict=True):
         with tf.device(g.device):
-            m.assign_add((g - m) * 0.1)
-            v.assign_add((tf.square(g) - v) * 0.001)
-            results.append(w.assign_sub(m * g[0, 0] / (tf.sqrt(v) + 1e-7)))
+            for w, m, v in of_device:
+                m.assign_add((g - m) * 0.1)
+                v.assign_add((tf.square(g) - v) * 0.001)
+                result = w.assign_sub(m * g[0, 0] / (tf.sqrt(v) + 1e-7))
+            results.append(result)
     return results
-
-
-def _train(xs):
-    """Forward and backward of some blocks of a transformer."""
-
-    def compute(x):
-        width = x.shape[1]
-        # Not known before it runs, or it would be computed only once.
-        scale = x[0, 0]
-        sizes = 4 * [(width, width)]
-        sizes += [(width, 4 * width), (4 * width, width)]
-        kernels = [
-            [tf.fill(size, scale / width) for size in sizes]
-            for _ in range(_BLOCKS)
-        ]
-        with tf.GradientTape() as tape:
-            tape.watch(kernels)
-            y = x
-            for *projections, combine, widen, narrow in kernels:
-                z = _normalized(y)
-                y += _attention(*(z @ each for each in projections)) @ combine
-                y += tf.nn.gelu(_normalized(y) @ widen) @ narrow
-        gradients = tf.nest.flatten(tape.gradient(y, kernels))
-        return tf.reduce_max([tf.reduce_max(g[:1]) for g in gradients])
-
-    return timing.on_each(compute, xs)
-
-
-def _attention(*projected):
-    """Of sequences one after the other, with four heads."""
-    queries, keys, values = (
-        tf.transpose(
-            tf.reshape(x, (-1, _LENGTH, 4, x.shape[1] // 4)), (0, 2, 1, 3)
-        )
-        for x in projected
-    )
-    scores = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True))
-    mixed = tf.transpose(tf.matmul(scores, values), (0, 2, 1, 3))
-    return tf.reshape(mixed, projected[0].shape)
-
-
-def _normalized(x):
-    mean, variance = tf.nn.moments(x, -1, keepdims=True)
-    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
 
 
 def preset_of_gpu() -> tuple[Device | None, str]:

@@ -10,6 +10,7 @@ import keras
 from tfscale.pipeline.stages import memory
 from tfscale.pipeline.stages.call_costs import cut_bytes
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.planner.layers import LARGE_WEIGHT
 from tfscale.planner.layers import Layer
 from tfscale.planner.layers import ModelTable
 from tfscale.planner.layers import Work
@@ -96,6 +97,7 @@ class _Tracer:
         self.kept_once = [
             max(2 * a.internal - b.internal, 0) for a, b in zip(one, two)
         ]
+        self.drawn = [b.drawn - a.drawn for a, b in zip(one, two)]
         self.kept_values = set().union(*(each.values for each in one))
 
     def _check_sizes(self):
@@ -189,13 +191,16 @@ class _Tracer:
                 moved_undivided,
                 self._bytes(call.outputs) * (num_sums + gathered / 2),
                 num_sums + gathered,
+                self.drawn[index] / num_shards,
             )
+            # The loss writes probabilities, a gradient, and scales that.
+            loss = 3 * self._bytes(graph.outputs) if is_last else 0
             times = self.backward[index] / max(self.flops[index], 1)
             sums = max(num_sums, 1) * (has_columns and times > 0)
             backward = Work(
                 times * forward.flops,
                 times * forward.products,
-                forward.moved * bool(times),
+                forward.moved * bool(times) + loss,
                 moved_undivided * bool(times),
                 self._bytes(call.inputs[:1]) * sums,
                 sums,
@@ -211,6 +216,7 @@ class _Tracer:
                 forward,
                 backward,
                 trainable=sum(sizes[True]),
+                large=sum(n for n in sizes[True] if n >= LARGE_WEIGHT),
                 largest=max(sizes[True], default=0),
                 frozen=sum(sizes[False]),
                 kept=internal + kept_bytes,

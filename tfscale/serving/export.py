@@ -10,6 +10,8 @@ from tfscale._internals import attributes
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.mesh.strategy import MeshStrategy
 
+_PATTERNS = frozenset("[\\")
+
 
 def export(model: keras.Model, path: str | os.PathLike) -> None:
     """Writes a SavedModel whose stages and ranks run on devices of their own.
@@ -31,12 +33,13 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
         model: A functional or Sequential model, or a
             `tfscale.PipelineModel`, made in the scope of a `MeshStrategy` with
             one replica.
-        path: The folder to write.
+        path: The folder to write. It must have no `[` and no backslash.
 
     Raises:
         TypeError: If `model` is no Keras model.
         ValueError: If the model is not on a mesh, on several replicas or on
-            devices of other processes, or says no shape of its inputs.
+            devices of other processes, or says no shape of its inputs, or
+            TensorFlow could not read the folder.
 
     Example:
 
@@ -60,6 +63,13 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     TensorShape([3, 8])
     """
     strategy = _check(model)
+    path = os.fspath(path)
+    if not _PATTERNS.isdisjoint(path):
+        raise ValueError(
+            "`path` must have no '[' and no backslash, because TensorFlow "
+            "reads the path of a SavedModel's variables as a pattern. "
+            f"Received: path={path!r}. Export to another folder."
+        )
     model.make_predict_function()  # a pipeline reads what its layers are now
 
     def serve(inputs):
@@ -81,7 +91,7 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
         concrete = function.get_concrete_function(_specs(model))
     tf.saved_model.save(
         _Tracked(concrete.graph.variables, _tables(model)),
-        os.fspath(path),
+        path,
         signatures=concrete,
         options=tf.saved_model.SaveOptions(
             experimental_variable_policy=(

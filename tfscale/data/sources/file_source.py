@@ -46,7 +46,8 @@ def match(pattern: Pattern) -> list[str]:
         if not found:
             raise FileNotFoundError(
                 f"The pattern must match a file. Received: {one!r}. Check the "
-                "path and its wildcards, which `tf.io.gfile.glob` reads."
+                "path and its wildcards, which `tf.io.gfile.glob` reads; "
+                "write a '[' of a folder's name as '[[]'."
             )
         paths.extend(found)
     if not paths:

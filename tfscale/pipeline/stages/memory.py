@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale import step_memory
 from tfscale.graphs.memory import buffer_of
@@ -77,10 +78,12 @@ class CallMemory:
         internal: Bytes that no other call sees: attention weights, say.
         values: Inputs and outputs of the call that its backward reads. They
             may be kept by others too.
+        drawn: Random numbers that its forward draws: for dropout, say.
     """
 
     internal: int
     values: frozenset[Value]
+    drawn: int
 
 
 def call_memory(
@@ -94,13 +97,13 @@ def call_memory(
     # Functions for XLA are not optimized.
     found = map_calls(_saved_by_call, graph, rows, jit_compile=not grappler)
     first_of, result = {}, []
-    for call, (internal, kept, shared) in zip(graph.calls, found):
+    for call, (internal, kept, shared, drawn) in zip(graph.calls, found):
         values = _values_of(call)
         for one, other in shared:
             first = values[other]
             first_of[values[one]] = first_of.get(first, first)
         kept_values = (first_of.get(values[i], values[i]) for i in kept)
-        result.append(CallMemory(internal, frozenset(kept_values)))
+        result.append(CallMemory(internal, frozenset(kept_values), drawn))
     return result
 
 
@@ -258,7 +261,10 @@ def check_older_weights(plan: Any) -> None:
 
 
 def _saved_by_call(stage, phases):
-    """Internal bytes, the indices of kept values, pairs that share a buffer."""
+    """Internal bytes, indices of kept values, shared buffers, random numbers.
+
+    Buffers are shared by pairs of values.
+    """
     positions = {
         keys.Activation(value): position
         for position, value in enumerate(_values_of(stage.calls[0]))
@@ -275,6 +281,18 @@ def _saved_by_call(stage, phases):
         sum(size for buffer, size in kept.items() if buffer not in index_of),
         frozenset(index_of[buffer] for buffer in kept if buffer in index_of),
         shared,
+        _random_numbers(phases["F"].function.graph),
+    )
+
+
+def _random_numbers(graph: tf.Graph) -> int:
+    """Elements of the random tensors that the operations of a graph make."""
+    return sum(
+        operation.outputs[0].shape.num_elements() or 0
+        for operation in graph.get_operations()
+        if operation.type.startswith(
+            ("StatelessRandomUniform", "RandomUniform")
+        )
     )
 
 

@@ -1,0 +1,1 @@
+"""Groups of devices that search, against one."""
