@@ -93,6 +93,10 @@ CHANGED_OF_KERAS = {
     ("tfscale/_internals/fitting.py", "bar.target"),
     ("tfscale/_internals/releases.py", "setattr of adapter"),
     ("tfscale/_internals/attributes.py", "variable._value"),
+    (
+        "tfscale/_internals/attributes.py",
+        "context.coordination_service.cluster_register_with_barrier",
+    ),
     ("tfscale/adapters/model.py", "in_place.put of compile_loss"),
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
     ("tfscale/adapters/compiled_model.py", "in_place.put of model"),
