@@ -270,7 +270,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         x = X[:32].copy()
         x[8:16] = np.nan
         data = tf.data.Dataset.from_tensor_slices((x, Y[:32])).batch(8)
-        with self.assertRaisesRegex(FloatingPointError, "is NaN. This batch"):
+        with self.assertRaisesRegex(FloatingPointError, "loss NaN. This batch"):
             model.fit(data, verbose=0)
         for variable in model.trainable_variables:
             self.assertAllInRange(variable, -10.0, 10.0)

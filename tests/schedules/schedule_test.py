@@ -474,7 +474,7 @@ class ValidatorTest(parameterized.TestCase):
     def test_a_repeated_action_is_named(self):
         self.refuse(
             [["F0.0", "F0.0", "B0.0"]],
-            "F0.0 (device 0, position 1) is there 2 times",
+            "F0.0 (device 0, position 1), which occurs 2 times",
         )
 
     def test_a_stage_on_two_devices_is_named(self):

@@ -40,8 +40,8 @@ class MeshIterator(datasets.SharedIterator):
         except StopIteration:
             if self._must_have_batch:
                 raise ValueError(
-                    "The data must have at least one batch. Received: data "
-                    "without any. Look for a filter, a `take` or "
+                    "`fit`, `evaluate` and `predict` need a batch. Received: "
+                    "data without any. Look for a filter, a `take` or "
                     "`drop_remainder=True` that leaves nothing, or for an "
                     "exhausted generator."
                 ) from None
