@@ -18,8 +18,8 @@ from absl import flags
 from absl import logging
 
 PAIRS = flags.DEFINE_integer("pairs", 5, "How often each is measured.")
-STEPS = flags.DEFINE_integer("steps", 5, "Steps of a measurement.")
-ROWS = flags.DEFINE_integer("rows", 24, "Rows of a batch.")
+STEPS = flags.DEFINE_integer("steps", 4, "Steps of a measurement.")
+ROWS = flags.DEFINE_integer("rows", 192, "Rows of a batch.")
 WORKER = flags.DEFINE_bool("worker", False, "Whether this is a worker.")
 
 _BUSY = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
