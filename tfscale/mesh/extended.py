@@ -30,6 +30,7 @@ from tfscale.mesh.rank_calls import on_thread
 from tfscale.mesh.replica_checks import check
 from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.mesh.replica_checks import prepare
+from tfscale.mesh.update import mixed_update
 from tfscale.mesh.variable_creator import VariableCreator
 from tfscale.step import whole
 from tfscale.step.packed_logs import PackedLogs
@@ -282,7 +283,9 @@ class MeshExtended(symbols.MirroredExtended):
 
     def _update(self, var, fn, args, kwargs, group):
         check_in_scope(var)
-        return super()._update(var, fn, args, kwargs, group)
+        return mixed_update.update_local_shards(
+            super()._update, self.optimizer_states, var, fn, args, kwargs, group
+        )
 
     def _replica_ctx_update(self, var, fn, args, kwargs, group):
         if not self.optimizer_states.reads_local_shards:

@@ -7,6 +7,11 @@ from tfscale.variables.of_variable import value_of
 from tfscale.variables.sharding import Sharding
 
 
+def shard_key(variable, thread: int) -> tuple[int, int]:
+    """The key of a component's new shard in an `Update`."""
+    return id(value_of(variable)), thread
+
+
 class LocalShard:
     """A shard of a variable that an optimizer updates in place of the variable.
 
@@ -21,7 +26,7 @@ class LocalShard:
     def __init__(self, variable, thread: int, sharding: Sharding, replica: int):
         self._variable = value_of(variable)
         self._component = component = self._variable.values[thread]
-        self._key = id(self._variable), thread
+        self._key = shard_key(variable, thread)
         begin, shape = sharding.begin_in_shard(replica), sharding.local_shape
         self._slice = dict(
             begin=begin,

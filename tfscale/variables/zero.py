@@ -27,8 +27,10 @@ import math
 from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.collectives import operations
 from tfscale.collectives import replica_collectives
 from tfscale.context import step_context
 from tfscale.variables.local_shard import LocalShard
@@ -166,6 +168,18 @@ class OptimizerStateSharding:
             for variable in variables
             if self.dim_of(variable) is not None and not is_divided(variable)
         ]
+
+    def all_gather_outside(self, variable, shards: Sequence[tf.Tensor]) -> None:
+        """See `all_gather`; outside of replicas, of a shard per component."""
+        dim = self.dim_of(variable)
+        if dim is None:
+            return
+        for rank in range(self._num_ranks):
+            components = value_of(variable).values[rank :: self._num_ranks]
+            wholes = operations.all_gather(shards[rank :: self._num_ranks], dim)
+            for component, whole in zip(components, wholes):
+                with tf.device(component.device):
+                    component.assign(whole, read_value=False)
 
 
 def is_divided(variable) -> bool:

@@ -176,14 +176,15 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         )
         same_numbers.assert_equal(self, expected, actual)
 
+    @parameterized.parameters(1, 0)
     @pytest.mark.crossing
-    def test_of_weights_swapped_with_their_averages(self):
+    def test_of_weights_swapped_with_their_averages(self, stage):
         def fit():
             swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
             return dict(epochs=2, validation_data=(X, Y), callbacks=[swap])
 
-        expected = train("loss_scale", 0, None, fit=fit())
-        actual = train("loss_scale", 0, "slots", fit=fit())
+        expected = train("loss_scale", stage, None, fit=fit())
+        actual = train("loss_scale", stage, "slots", fit=fit())
         same_numbers.assert_equal(self, expected, actual)
         self.assertEqual(expected.logs, actual.logs)
 

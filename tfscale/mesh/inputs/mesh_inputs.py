@@ -1,6 +1,5 @@
 """Distributes datasets over the replicas of a mesh."""
 
-import keras
 import tensorflow as tf
 
 from tfscale._internals import datasets
@@ -61,7 +60,6 @@ class MeshInputs:
         call = fitting.keras_call()
         if call is None or call.stage != "create":
             return self._of_dataset(dataset, options)
-        self._check_callbacks(call)
         if self._workers is not None:
             common_configuration.check(call, self._workers)
         kind = MeshDataset
@@ -71,20 +69,6 @@ class MeshInputs:
         if not distributed.is_probed:
             adapt_spec_built_model(call.model)
         return distributed
-
-    def _check_callbacks(self, call):
-        states = self._strategy.extended.optimizer_states
-        if not states.are_sharded or states.are_weights_sharded:
-            return
-        for callback in fitting.callbacks_of(call):
-            if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                raise ValueError(
-                    "`SwapEMAWeights` swaps weights with averages of the same "
-                    "shape. Received: it, with zero_stage="
-                    f"{states.stage}, which divides averages and not weights. "
-                    "Use zero_stage=0 or 3, or `ema_overwrite_frequency` of "
-                    "the optimizer."
-                )
 
     def _of_dataset(self, dataset, options, kind=MeshDataset):
         if self._speeds is not None:
