@@ -12,6 +12,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests import same_numbers
+from tests.interruption import Interrupt
+from tests.interruption import Interrupted
 from tfscale.callbacks import GradientAccumulation
 
 RANDOM = np.random.RandomState(0)
@@ -332,22 +334,12 @@ class OneAfterTheOtherTest(absltest.TestCase):
     def test_after_an_exception(self):
         accumulation = GradientAccumulation(3)
         model = self.train(
-            [accumulation, Interrupt()], [], [accumulation, Interrupt()], []
+            [accumulation, Interrupt(2)], [], [accumulation, Interrupt(2)], []
         )
         expected = self.train(
-            [Interrupt()], [], [Interrupt()], [], run_eagerly=True
+            [Interrupt(2)], [], [Interrupt(2)], [], run_eagerly=True
         )
         self.assert_same(model, expected)
-
-
-class Interrupted(Exception):
-    pass
-
-
-class Interrupt(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 1:
-            raise Interrupted
 
 
 if __name__ == "__main__":

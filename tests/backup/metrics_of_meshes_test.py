@@ -15,6 +15,8 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
+from tests.interruption import Interrupt
+from tests.interruption import Interrupted
 from tfscale.callbacks import BackupAndRestore
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -26,23 +28,6 @@ MESHES = (
     dict(pipeline=2),
 )
 LAYOUTS = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
-
-
-class Interrupted(Exception):
-    pass
-
-
-class Interrupt(keras.callbacks.Callback):
-    def __init__(self, after):
-        super().__init__()
-        self._after = after
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self._after:
-            raise Interrupted
-
-    def get_state(self):
-        return None
 
 
 def history(axes, *callbacks):
@@ -77,7 +62,7 @@ class MetricsOfMeshesTest(parameterized.TestCase):
     def test_an_epoch_has_the_metrics_of_one_run(self, before, after):
         folder = self.create_tempdir().full_path
         with self.assertRaises(Interrupted):
-            history(before, BackupAndRestore(folder, save_freq=2), Interrupt(5))
+            history(before, BackupAndRestore(folder, save_freq=2), Interrupt(6))
         again = BackupAndRestore(folder, save_freq=2), Interrupt(None)
         found = history(after, *again)
         for name, value in history({}).items():

@@ -17,6 +17,8 @@ from absl.testing import parameterized
 import tfscale
 from tests.backup import killed
 from tests.backup import trainings
+from tests.interruption import Interrupt
+from tests.interruption import Interrupted
 from tfscale.backup.files import committed
 from tfscale.callbacks import BackupAndRestore
 
@@ -29,26 +31,6 @@ def compiled(width=4, optimizer="sgd", functional=True, activation=None):
     model = keras.Sequential([*first, *layers])
     model.compile(optimizer, "mse")
     return model
-
-
-class Interrupted(Exception):
-    pass
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Ends `fit` after some batches, as an error in somebody's code does."""
-
-    def __init__(self, after):
-        super().__init__()
-        self._after, self._done = after, 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._done += 1
-        if self._done == self._after:
-            raise Interrupted
-
-    def get_state(self):
-        return None
 
 
 def not_read_ahead(dataset):

@@ -11,6 +11,8 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
+from tests.interruption import Interrupt
+from tests.interruption import Interrupted
 from tests.mesh import workers_rows
 from tfscale.callbacks import BackupAndRestore
 from tfscale.mesh import timing
@@ -83,25 +85,6 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         return self._batches[index]
-
-
-class Interrupted(Exception):
-    pass
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Ends a training in its second epoch."""
-
-    def __init__(self, after):
-        super().__init__()
-        self._after = after
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == self._after:
-            raise Interrupted
-
-    def get_state(self):
-        return None
 
 
 class RowsTest(parameterized.TestCase):
