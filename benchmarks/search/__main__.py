@@ -29,7 +29,7 @@ flags.set_default(search.NUM_TRIALS, 4)
 flags.set_default(search.WIDTHS, ["512"])
 flags.set_default(search.mlp.NUM_ROWS, 8192)
 flags.set_default(search.mlp.BATCH_SIZE, 256)
-flags.set_default(search.mlp.NUM_EPOCHS, 20)
+flags.set_default(search.mlp.NUM_EPOCHS, 60)
 
 
 class Ends(tune.Callback):
