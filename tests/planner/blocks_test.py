@@ -8,7 +8,7 @@ from tfscale.planner.cost import Settings
 from tfscale.planner.device import DEVICES
 from tfscale.planner.layers import ModelTable
 
-FLOPS, BANDWIDTH = 5e10, 8e9
+FLOPS, BANDWIDTH, WEIGHT_PASSES = 5e10, 8e9, 3.5
 
 
 class BlocksTest(absltest.TestCase):
@@ -18,7 +18,9 @@ class BlocksTest(absltest.TestCase):
         cls.layers = blocks.make_blocks(64).layers
 
     def fit(self, few, many):
-        return blocks.fit(self.layers, (few, many), FLOPS, BANDWIDTH)
+        return blocks.fit(
+            self.layers, (few, many), FLOPS, BANDWIDTH, WEIGHT_PASSES
+        )
 
     def test_the_planner_predicts_what_was_measured(self):
         few, many = 2e-3, 16e-3
@@ -27,7 +29,7 @@ class BlocksTest(absltest.TestCase):
             float32_flops=FLOPS,
             memory_bandwidth=BANDWIDTH,
             efficiency=1.0,
-            weight_passes=blocks.WEIGHT_PASSES,
+            weight_passes=WEIGHT_PASSES,
             **self.fit(few, many)._asdict(),
         )
         table = ModelTable("blocks", {1: tuple(self.layers)}, flops=1.0)

@@ -25,8 +25,6 @@ from tfscale.planner.traced import trace_table
 
 # Examples of the two batches.
 FEW, MANY = 1, 16
-# A forward and a backward read a weight, and the backward writes its gradient.
-WEIGHT_PASSES = 3.0
 _BLOCKS, _LENGTH, _HEADS = 3, 32, 4
 
 
@@ -61,6 +59,7 @@ def fit(
     seconds: tuple[float, float],
     flops: float,
     bandwidth: float,
+    weight_passes: float,
 ) -> Fit:
     """The attributes for which the planner predicts what was measured.
 
@@ -69,6 +68,7 @@ def fit(
         seconds: Forward and backward of `FEW` and of `MANY` examples.
         flops: FLOP/s of the device.
         bandwidth: Bytes per second of its memory.
+        weight_passes: As of `Device`.
     """
 
     def total(name):
@@ -83,7 +83,7 @@ def fit(
     once = few - FEW * example
     weights = 4 * sum(layer.trainable for layer in layers)
     moving = example - total("flops") / flops
-    starting = once - WEIGHT_PASSES * weights / bandwidth
+    starting = once - weight_passes * weights / bandwidth
     return Fit(
         # An activation is written, at least.
         passes=max(moving * bandwidth / total("moved"), 1.0),

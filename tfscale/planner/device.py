@@ -28,7 +28,7 @@ class Device:
             forward, and again in a backward.
         weight_passes: How many times a weight or its gradient goes through
             memory in a forward and its backward while nothing is computed:
-            none if products hide that, 3 on CPUs.
+            none if products hide that, 3 to 5 on CPUs.
         random_bytes: Bytes that memory moves in the time in which a random
             number is drawn.
         latency: Seconds of a message, whatever its size.

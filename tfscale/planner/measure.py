@@ -1,6 +1,7 @@
 """Measures the devices of this machine, which takes seconds."""
 
 import functools
+import math
 import os
 import re
 
@@ -17,6 +18,8 @@ from tfscale.planner.device import Device
 _COPIED = {"CPU": 1 << 24, "GPU": 1 << 28, "TPU": 1 << 28}
 # Weights of an update: a large one, or as many elements in smaller ones.
 _WEIGHTS = (1, 4)
+# Examples whose products take less time than their weight goes through memory.
+_ROWS = 2
 
 
 def measure_device(num_devices: int, memory: float | None = None) -> Device:
@@ -53,7 +56,13 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     )
     drawing = timing.seconds(_random, names, shape)
     flops = 2 * width**3 / seconds
-    fitted = blocks.fit(model.layers, (of_few, of_many), flops, bandwidth)
+    # Products of a forward, and two of a backward, and the weight's traffic.
+    products = _time_of_products(names, shape)
+    moving = products - 6 * _ROWS * math.prod(shape) / flops
+    weight_passes = max(moving * bandwidth / num_bytes, 0.0)
+    fitted = blocks.fit(
+        *(model.layers, (of_few, of_many), flops, bandwidth, weight_passes)
+    )
     latency = 0.0
     if number > 1:
         # The bytes that each device of a ring sends.
@@ -74,7 +83,7 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
         link_efficiency=1.0,
         latency=latency,
         passes=fitted.passes,
-        weight_passes=blocks.WEIGHT_PASSES,
+        weight_passes=weight_passes,
         random_bytes=drawing * bandwidth / (num_bytes // 4),
         update_bytes=update * bandwidth / (num_bytes // 4),
         small_update_bytes=smaller * bandwidth / (num_bytes // 4),
@@ -97,6 +106,30 @@ def _random(xs):
         ),
         xs,
     )
+
+
+def _time_of_products(names, shape):
+    """Seconds of a large weight's forward and backward, of a few examples."""
+    weights = []
+    for name in names:
+        with tf.device(name):
+            weights.append(tf.Variable(tf.fill(shape, 1 / shape[0])))
+
+    def train(xs):
+        results = []
+        for x, weight in zip(xs, weights, strict=True):
+            with tf.device(x.device), tf.GradientTape() as tape:
+                value = weight.read_value()
+                tape.watch([x, value])
+                y = tf.matmul(x, value)
+            with tf.device(x.device):
+                of_x, of_weight = tape.gradient(y, [x, value])
+                results.append(
+                    tf.reduce_max(of_x) + tf.reduce_max(of_weight[:1])
+                )
+        return results
+
+    return timing.seconds(train, names, (_ROWS, shape[0]))
 
 
 def _time_of_update(names, shape, num_weights):
