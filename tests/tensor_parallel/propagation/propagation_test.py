@@ -757,35 +757,5 @@ class GraphTest(tf.test.TestCase):
         self.assertEqual(g.propagate(retraced=True).dim(split), 2)
 
 
-class ReceivedTest(tf.test.TestCase):
-    def test_one_rank(self):
-        with self.assertRaisesRegex(ValueError, "two ranks.*num_ranks=1"):
-            Graph().propagate(num_ranks=1)
-
-    def test_overlapping_calls(self):
-        g = Graph()
-        hidden = g.column("up", 1, dense, g.input(None, 6))
-        g.calls.append(LayerCall("other", range(1, 9)))
-        with self.assertRaisesRegex(ValueError, "'other'.*outermost"):
-            g.propagate()
-        del hidden
-
-    def test_sizes_that_the_ranks_do_not_divide(self):
-        g = Graph()
-        g.column("up", 1, dense, g.input(None, 6))
-        with self.assertRaisesRegex(ValueError, "'up', dim 1.*num_ranks=3"):
-            g.propagate(num_ranks=3)
-
-    def test_tensors_made_elsewhere(self):
-        g = Graph()
-        x = g.input(None, 6)
-        g.calls.append(LayerCall("up", range(1, 1), sources=(Source(x, 1),)))
-        with self.assertRaisesRegex(ValueError, "made by its operations"):
-            g.propagate()
-        g.calls[0] = LayerCall("down", range(0, 1), sinks=(Sink(x, 1),))
-        with self.assertRaisesRegex(ValueError, "made before its operations"):
-            g.propagate()
-
-
 if __name__ == "__main__":
     tf.test.main()

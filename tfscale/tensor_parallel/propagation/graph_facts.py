@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
 from tfscale.tensor_parallel.propagation.layer_calls import Sink
 from tfscale.tensor_parallel.propagation.layer_calls import Source
@@ -89,7 +88,6 @@ class GraphFacts:
         spans: Iterable[Span] = (),
         fixed: frozenset = frozenset(),
     ):
-        layer_calls.check_calls(trace, num_ranks)
         operations = trace.operations
         self.num_ranks = num_ranks
         self.retraced = retraced

@@ -7,7 +7,6 @@ outputs the layer could leave sharded and which inputs it could take sharded.
 import dataclasses
 from collections.abc import Hashable
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -76,43 +75,3 @@ class Trace:
     def operations(self) -> list:
         """The operations of the model, in the order in which it made them."""
         return custom_gradients.model_operations(self.graph)
-
-
-def check_calls(trace: Trace, num_ranks: int) -> None:
-    """Raises a `ValueError` if a call does not fit the graph."""
-    operations = trace.operations
-    if num_ranks < 2:
-        raise ValueError(
-            "Tensors are sharded over two ranks or more. "
-            f"Received: num_ranks={num_ranks}."
-        )
-    made_at = {op.name: index for index, op in enumerate(operations)}
-    end = 0
-    for call in sorted(trace.calls, key=lambda call: call.operations.start):
-        if call.operations.start < end or call.operations.step != 1:
-            raise ValueError(
-                "Layer calls cannot overlap: each operation belongs to one. "
-                f"Received: operations={call.operations} of {call.key!r}, where"
-                f" another call ends at {end}. Record outermost calls only."
-            )
-        end = max(end, call.operations.stop)
-        before = range(call.operations.start)
-        declared: list[Any] = [
-            *((x, before, "An input", "before") for x in call.sinks),
-            *((x, call.operations, "An output", "by") for x in call.made),
-        ]
-        for shard, made_in, what, when in declared:
-            size = shard.tensor.shape[shard.dim]
-            if not size or size % num_ranks:
-                raise ValueError(
-                    "A sharded dim has a known size that the number of ranks "
-                    f"divides. Received: {call.key!r}, dim {shard.dim} of "
-                    f"shape {shard.tensor.shape}, num_ranks={num_ranks}."
-                )
-            index = made_at.get(shard.tensor.op.name)
-            if index not in made_in:
-                raise ValueError(
-                    f"{what} of a layer call is made {when} its operations. "
-                    f"Received: {shard.tensor.name!r}, made at {index}, and "
-                    f"operations={call.operations} of {call.key!r}."
-                )
