@@ -26,23 +26,23 @@ class ArrivalsTest(tf.test.TestCase, parameterized.TestCase):
             before = time.time()
             arrivals.begin_iterator()
             self.assertLen(list(noted), 3)
-            found = [arrivals.read().get(iterator, n) for n in range(3)]
+            found = [arrivals.read()(iterator, n) for n in range(3)]
             self.assertEqual([each.rows for each in found], [4, 4, 2])
             self.assertEqual([each.tokens for each in found], [12, 12, 6])
             self.assertEqual(found[0].shape, found[1].shape)
             self.assertNotEqual(found[1].shape, found[2].shape)
             for each in found:
                 self.assertBetween(each.time, before, time.time())
-            self.assertIsNone(arrivals.read().get(iterator, 3))
-            self.assertIsNone(arrivals.read().get(iterator + 1, 0))
+            self.assertIsNone(arrivals.read()(iterator, 3))
+            self.assertIsNone(arrivals.read()(iterator + 1, 0))
 
     def test_only_the_last_batches_are_kept(self):
         dataset = tf.data.Dataset.range(2000).batch(1)
         arrivals = Arrivals(dataset.element_spec)
         arrivals.begin_iterator()
         self.assertLen(list(arrivals.noting(dataset)), 2000)
-        self.assertIsNone(arrivals.read().get(1, 900))
-        self.assertEqual(arrivals.read().get(1, 1000).rows, 1)
+        self.assertIsNone(arrivals.read()(1, 900))
+        self.assertEqual(arrivals.read()(1, 1000).rows, 1)
 
     @parameterized.parameters(
         ("int32", (4, 7), 28),
@@ -59,7 +59,7 @@ class ArrivalsTest(tf.test.TestCase, parameterized.TestCase):
         arrivals = Arrivals(dataset.element_spec)
         arrivals.begin_iterator()
         list(arrivals.noting(dataset))
-        found = arrivals.read().get(1, 0)
+        found = arrivals.read()(1, 0)
         self.assertEqual((found.rows, found.tokens), (4, tokens))
 
     def test_ragged_and_sparse_inputs_have_rows(self):
@@ -71,7 +71,7 @@ class ArrivalsTest(tf.test.TestCase, parameterized.TestCase):
             arrivals = Arrivals(dataset.element_spec)
             arrivals.begin_iterator()
             list(arrivals.noting(dataset))
-            self.assertEqual(arrivals.read().get(1, 0).rows, 3)
+            self.assertEqual(arrivals.read()(1, 0).rows, 3)
 
     def test_data_without_rows_is_refused(self):
         dataset = tf.data.Dataset.range(4)

@@ -2,7 +2,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale.throughput.meter import Meter
-from tfscale.throughput.meter import Step
 from tfscale.throughput.meter import waiting
 
 
@@ -38,8 +37,8 @@ class MeterTest(parameterized.TestCase):
 
     def test_steps_are_added_up(self):
         meter = Meter()
-        meter.add(Step(0.0, 4.0, [0.0], [1.0], 8, 80))
-        meter.add(Step(5.0, 6.0, [3.0, 4.0], [4.0, 4.5], 9, 90))
+        meter.add(0.0, 4.0, [0.0], [1.0], 8, 80)
+        meter.add(5.0, 6.0, [3.0, 4.0], [4.0, 4.5], 9, 90)
         self.assertEqual(meter, Meter(3, 17, 170, 5.0, 1.0))
 
 

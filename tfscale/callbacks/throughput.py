@@ -228,7 +228,7 @@ class Throughput(keras.callbacks.Callback):
         figures = {"examples_per_second": examples}
         if meter.tokens:
             figures["tokens_per_second"] = meter.tokens / meter.seconds
-        if self._data.is_noted:
+        if self._data.arrivals is not None:
             figures["input_wait"] = meter.waited / meter.seconds
         figures |= self._utilization.figures(self.model, examples)
         if memory is not None:

@@ -1,6 +1,7 @@
 """`tfscale.benchmark`: how fast is a model under each of several strategies?"""
 
 import dataclasses
+import functools
 import io
 import json
 import pickle
@@ -167,7 +168,8 @@ def benchmark(
         return TimedProcess(job, flags, timeout)
 
     # The first step, and turns with each strategy, or without any.
-    plain = started(_OneDevice(one_device), (), 2 + rounds * len(strategies))
+    one_device = functools.partial(_no_strategy, one_device)
+    plain = started(one_device, (), 2 + rounds * len(strategies))
     try:
         first = plain.take_turn()
         ours: list[dict] = []
@@ -195,15 +197,9 @@ def benchmark(
     return Benchmark((_timing(ONE_DEVICE, [first, *ours], ours), *timings))
 
 
-class _OneDevice:
-    """No strategy, after what sets up the process."""
-
-    def __init__(self, setup):
-        self._setup = setup
-
-    def __call__(self):
-        if self._setup is not None:
-            self._setup()
+def _no_strategy(setup):
+    if setup is not None:
+        setup()
 
 
 def _check(build_model, dataset, strategies, launch, one_device):

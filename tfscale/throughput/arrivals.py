@@ -7,6 +7,7 @@ outside. So the dataset notes when it hands out each batch, in a ring:
     row of the ring         0    1    2   ...   1023      0
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -90,24 +91,21 @@ class Arrivals:
         )
         return batch
 
-    def read(self) -> "Arrived":
-        """The batches so far."""
-        return Arrived(self._ring.numpy())
+    def read(self) -> Callable[[int, int], Arrival | None]:
+        """Finds the batches so far, by iterator and number in it.
 
+        None stands for one that is not there any more.
+        """
+        ring = self._ring.numpy()
 
-class Arrived:
-    """The last batches that were noted."""
+        def arrival(iterator, number):
+            found = ring[number % _KEPT]
+            if (found[0], found[1]) != (iterator, number):
+                return None
+            asked, time, *sizes = found[2:].tolist()
+            return Arrival(asked, time, *map(int, sizes))
 
-    def __init__(self, ring):
-        self._ring = ring
-
-    def get(self, iterator: int, number: int) -> Arrival | None:
-        """A batch of an iterator, or None if it is not there any more."""
-        found = self._ring[number % _KEPT]
-        if (found[0], found[1]) != (iterator, number):
-            return None
-        asked, time, *sizes = found[2:].tolist()
-        return Arrival(asked, time, *map(int, sizes))
+        return arrival
 
 
 @tf.autograph.experimental.do_not_convert

@@ -29,24 +29,19 @@ def hindrance(
 
     `seconds` are of a step of one batch, `input_wait` is a share of the time.
     """
-    found = [*_of_input(input_wait), *_of_pipeline(model)]
-    if device is not None:
-        found += _of_replicas(model, seconds, device)
+    found = _all(model, input_wait, seconds, device)
     largest = max(found, default=None)
     return largest if largest and largest.share > _LARGE else None
 
 
-def _of_input(share) -> Iterator[Hindrance]:
-    if share is not None:
+def _all(model, input_wait, seconds, device) -> Iterator[Hindrance]:
+    if input_wait is not None:
         yield Hindrance(
-            share,
+            input_wait,
             "input",
-            f"Steps wait for input {share:.0%} of the time. "
+            f"Steps wait for input {input_wait:.0%} of the time. "
             "`tfscale.data.explain(dataset, model)` says which stage is slow.",
         )
-
-
-def _of_pipeline(model) -> Iterator[Hindrance]:
     if isinstance(model, PipelineModel) and len(model.plan.stages) > 1:
         bubble = model.plan.simulation.bubble
         yield Hindrance(
@@ -55,13 +50,10 @@ def _of_pipeline(model) -> Iterator[Hindrance]:
             f"Devices wait for other stages {bubble:.0%} of the time, as the "
             "schedule predicts. Use more microbatches.",
         )
-
-
-def _of_replicas(model, seconds, device) -> Iterator[Hindrance]:
-    """By links of the planner's, as if nothing was computed meanwhile."""
     strategy = model.distribute_strategy
-    if not hasattr(strategy, "mesh"):
+    if device is None or not hasattr(strategy, "mesh"):
         return
+    # By links of the planner's, as if nothing was computed meanwhile.
     shape = dict(zip(strategy.mesh.axis_names, strategy.mesh.shape))
     settings = Settings(
         data=shape.get("data", 1),

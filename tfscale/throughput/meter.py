@@ -2,22 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
-
-
-class Step(NamedTuple):
-    """Batches that one call of the train function took.
-
-    Times are seconds of one clock that is never set: of the step, and when each
-    batch was asked for and arrived.
-    """
-
-    begin: float
-    end: float
-    asked: Sequence[float]
-    arrivals: Sequence[float]
-    rows: int
-    tokens: int
 
 
 @dataclasses.dataclass
@@ -30,14 +14,25 @@ class Meter:
     seconds: float = 0.0
     waited: float = 0.0
 
-    def add(self, step: Step) -> None:
-        """Adds a step."""
-        seconds = max(step.end - step.begin, 0.0)
-        self.num_batches += len(step.arrivals)
-        self.rows += step.rows
-        self.tokens += step.tokens
-        self.seconds += seconds
-        self.waited += waiting(step.begin, step.end, step.asked, step.arrivals)
+    def add(
+        self,
+        begin: float,
+        end: float,
+        asked: Sequence[float],
+        arrivals: Sequence[float],
+        rows: int,
+        tokens: int,
+    ) -> None:
+        """Adds the batches that one call of the train function took.
+
+        Times are seconds of one clock that is never set: of the call, and when
+        each batch was asked for and arrived.
+        """
+        self.num_batches += len(arrivals)
+        self.rows += rows
+        self.tokens += tokens
+        self.seconds += max(end - begin, 0.0)
+        self.waited += waiting(begin, end, asked, arrivals)
 
 
 def waiting(

@@ -11,7 +11,6 @@ from tfscale.adapters.epochs import follow
 from tfscale.fit.fit import Fit
 from tfscale.mesh.inputs.mesh_dataset import MeshDataset
 from tfscale.throughput.arrivals import Arrivals
-from tfscale.throughput.arrivals import Arrived
 
 
 class NotedData:
@@ -23,7 +22,9 @@ class NotedData:
     their batches are known if they have one size.
 
     Attributes:
+        arrivals: The batches that were noted, or None if none are.
         element_spec: What a replica gets in a step, as `tf.TypeSpec`s.
+        known_sizes: Rows and tokens of a batch that is not noted, 0 if unknown.
     """
 
     def __init__(self, fit: Fit, strategy: tf.distribute.Strategy):
@@ -32,42 +33,22 @@ class NotedData:
         self._noting: Any = None  # the dataset that Keras has now
         self.element_spec = fitting.element_spec_of(fit.epochs)
         source = _source(fitting.distributed_data(fit.epochs))
-        self._arrivals = None
-        self._known = (0, 0)
+        self.arrivals = None
         if source is not None:
-            self._arrivals = Arrivals(source.element_spec)
+            self.arrivals = Arrivals(source.element_spec)
         else:
-            self._known = self._known_sizes()
-
-    @property
-    def is_noted(self) -> bool:
-        """Whether batches are noted."""
-        return self._arrivals is not None
-
-    @property
-    def iterator(self) -> int:
-        """The number of the iterator that was created last."""
-        return 0 if self._arrivals is None else self._arrivals.iterator
-
-    def read(self) -> Arrived | None:
-        """The batches that were noted so far, or None if none are."""
-        return None if self._arrivals is None else self._arrivals.read()
-
-    def known_sizes(self, num_batches: int) -> tuple[int, int]:
-        """Rows and tokens of batches that are not noted, 0 if unknown."""
-        rows, tokens = self._known
-        return num_batches * rows, num_batches * tokens
+            self.known_sizes = self._known_sizes()
 
     def begin_iterator(self) -> None:
         """Called before Keras creates an iterator."""
-        if self._arrivals is None:
+        if self.arrivals is None:
             return
         epochs = self._fit.epochs
         data = fitting.distributed_data(epochs)
         if data is not self._noting:
-            self._noting = _mapped(data, self._arrivals.noting, self._strategy)
+            self._noting = _mapped(data, self.arrivals.noting, self._strategy)
             fitting.set_distributed_data(epochs, self._noting)
-        self._arrivals.begin_iterator()
+        self.arrivals.begin_iterator()
 
     def release(self) -> None:
         """Tells the epochs no more."""

@@ -7,7 +7,6 @@ from typing import Any
 from typing import NamedTuple
 
 from tfscale.throughput.meter import Meter
-from tfscale.throughput.meter import Step
 from tfscale.throughput.noted_data import NotedData
 
 # Two clocks differ by more if one was set meanwhile; arrivals have the one that
@@ -70,8 +69,10 @@ class Steps:
         """
         now = time.monotonic()
         lead = time.time() - now
+        arrivals = self._data.arrivals
+        iterator = 0 if arrivals is None else arrivals.iterator
         self._begun[number] = _Begun(
-            now, lead, self._data.iterator, batch, count, function
+            now, lead, iterator, batch, count, function
         )
 
     def end(self, number: int) -> float:
@@ -89,28 +90,28 @@ class Steps:
     ) -> None:
         """Adds the steps that have ended; calls a function with the sums."""
         with self._lock:
-            arrived = self._data.read() if self._done else None
+            arrived = None
+            if self._done and self._data.arrivals is not None:
+                arrived = self._data.arrivals.read()
             for begun, end, lead in sorted(self._done, key=lambda x: x[1]):
-                step = self._step(begun, end, lead, arrived)
-                if step is not None:
-                    self.meter.add(step)
+                self._add(begun, end, lead, arrived)
                 self._end = end
             self._done = []
             then(self.meter)
 
-    def _step(self, begun, end, lead, arrived):
-        """The step to add up, or None if it is left out."""
+    def _add(self, begun, end, lead, arrived):
         begin = max(begun.time, self._end)
         if begun.function is not self._function:
             self._function = begun.function
             self._shapes.clear()
         if arrived is None:
-            rows, tokens = self._data.known_sizes(begun.num_batches)
-            asked = arrivals = [begin] * begun.num_batches
+            count = begun.num_batches
+            rows, tokens = (count * n for n in self._data.known_sizes)
+            asked = arrivals = [begin] * count
             shapes = {0}
         else:
             batches = [
-                arrived.get(begun.iterator, begun.number + index)
+                arrived(begun.iterator, begun.number + index)
                 for index in range(begun.num_batches)
             ]
             # At the end of the data there are fewer.
@@ -123,9 +124,8 @@ class Steps:
         is_first = not shapes <= self._shapes
         self._shapes |= shapes
         if is_first or not rows:
-            return None
+            return
         # No batch arrives after the step: if one seems to, the clock was set
         # since it did.
-        if abs(lead - begun.lead) > _SET or max(arrivals) > end + _SET:
-            return None
-        return Step(begin, end, asked, arrivals, rows, tokens)
+        if abs(lead - begun.lead) <= _SET and max(arrivals) <= end + _SET:
+            self.meter.add(begin, end, asked, arrivals, rows, tokens)
