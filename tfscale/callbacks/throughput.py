@@ -10,13 +10,13 @@ import tensorflow as tf
 from tfscale.adapters.epochs import follow
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import Logs
-from tfscale.throughput import hardware
 from tfscale.throughput.hindrances import hindrance
-from tfscale.throughput.meter import Meter
 from tfscale.throughput.noted_data import NotedData
+from tfscale.throughput.steps import Meter
 from tfscale.throughput.steps import Steps
 from tfscale.throughput.utilization import Utilization
 from tfscale.throughput.utilization import check_peak
+from tfscale.throughput.utilization import memory_bytes
 
 _SECONDS = 0.5  # between two readings of what arrived
 # While an epoch runs, the first of each that is known: the progress bar needs a
@@ -154,7 +154,7 @@ class Throughput(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Adds the figures of the epoch to the logs."""
         self._steps.add_up()
-        meter, memory = self._steps.meter, hardware.memory_bytes(self._devices)
+        meter, memory = self._steps.meter, memory_bytes(self._devices)
         if self._workers is not None:
             memory = self._add_workers(meter, memory)
             if not self._is_first:

@@ -9,7 +9,7 @@ import rich.console
 import rich.markup
 import rich.table
 
-from tfscale.comparison import reasons
+from tfscale.comparison import facts
 from tfscale.comparison.facts import Facts
 from tfscale.comparison.numbers import Key
 from tfscale.comparison.numbers import magnitude
@@ -92,7 +92,7 @@ class Comparison:
                 key.name,
                 _first(distances, rtol) if key.phase == "fit" else None,
                 max(distances),
-                reasons.reason_of(key, far, self._facts),
+                facts.reason_of(key, far, self._facts),
             )
             for key, distances in far.items()
         ]

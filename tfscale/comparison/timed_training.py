@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.cluster import cluster_from_environment
-from tfscale.throughput import hardware
+from tfscale.throughput import utilization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _rows(batches):
 
 def _memory():
     devices = [each.name for each in tf.config.list_logical_devices()]
-    return hardware.memory_bytes(devices)
+    return utilization.memory_bytes(devices)
 
 
 def main(path: str, port: int) -> None:

@@ -13,7 +13,6 @@ from tfscale._internals import fitting
 from tfscale.adapters.optimizer import optimizers_of
 from tfscale.adapters.row_optimizer import adapt_dense_optimizer
 from tfscale.comparison import numbers
-from tfscale.comparison import random_layers
 from tfscale.comparison.memory import within_memory
 from tfscale.comparison.numbers import Key
 
@@ -55,7 +54,7 @@ class Training:
         scope = strategy.scope() if strategy else within_memory()
         with scope:
             self.inner = self.trained = _compiled(build_model(), "build_model")
-            self.drawing = random_layers.draw_nothing(self.inner)
+            self.drawing = draw_nothing(self.inner)
             if wrap is not None:
                 self.trained = _compiled(wrap(self.inner), "wrap")
             self._build()
@@ -142,3 +141,25 @@ def _compiled(model, argument):
             "`PipelineModel` keeps it."
         )
     return model
+
+
+# Of `Dropout` and its relatives, of noise, and of cells.
+_AMOUNTS = ("rate", "stddev", "dropout", "recurrent_dropout")
+
+
+def draw_nothing(model: keras.Model) -> list[str]:
+    """Sets what layers draw to zero; returns the paths of others that draw."""
+    drawing = []
+    for layer in attributes.flatten_layers(model):
+        if not attributes.direct_generators(layer):
+            continue
+        amounts = [
+            name
+            for name in _AMOUNTS
+            if isinstance(getattr(layer, name, None), int | float)
+        ]
+        for name in amounts:
+            setattr(layer, name, 0.0)
+        if not amounts:
+            drawing.append(layer.path or layer.name)
+    return drawing

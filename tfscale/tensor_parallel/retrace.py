@@ -16,10 +16,10 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import custom_gradients
+from tfscale.tensor_parallel.propagation.labels import NoRule
+from tfscale.tensor_parallel.propagation.labels import Sharded
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
-from tfscale.tensor_parallel.propagation.placements import NoRule
-from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.propagation import Propagation
 
 # Operations that may pass on a size that differs between the traces ...

@@ -1,8 +1,11 @@
-"""The FLOPs of a model that trains, and the peak of its devices."""
+"""The FLOPs of a model that trains; the peak and the memory of its devices."""
 
 import math
+import re
+import resource
 import weakref
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,7 +14,8 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.graphs.flops import training_flops
 from tfscale.mesh.models.wrapped_model import WrappedModel
-from tfscale.throughput import hardware
+from tfscale.planner.device import Device
+from tfscale.planner.measure import preset_of_gpu
 
 
 def check_peak(peak_tflops: float | None) -> None:
@@ -36,7 +40,7 @@ class Utilization:
         self._peak: float | None = None
         self._counted: Any = None
         self._model: Callable[[], Any] = lambda: None
-        self.device, self._described = hardware.device_here()
+        self.device, self._described = device_here()
 
     def count(self, model: Any, element_spec: Any) -> str | None:
         """Counts the FLOPs of a built model, if that was not done before.
@@ -79,7 +83,7 @@ class Utilization:
     def _peak_of(self, model):
         if self._given is not None or self.device is None:
             return self._given
-        return hardware.peak_flops(self.device, _is_half(model))
+        return peak_flops(self.device, _is_half(model))
 
 
 def _flops_of(model, element_spec):
@@ -110,3 +114,53 @@ def _is_half(model):
         for variable in attributes.direct_variables(layer):
             sizes[is_half] += math.prod(variable.shape)
     return sizes[True] > sizes[False]
+
+
+# Of other peaks than the card of their name, by data sheets: on a PCIe board,
+# on a bridge of two, and a part of a card.
+_OTHERS = re.compile(r"H100 PCIe|NVL|MIG", re.IGNORECASE)
+
+
+def device_here() -> tuple[Device | None, str]:
+    """The planner's preset of this machine's devices, and what they are."""
+    if tf.config.list_physical_devices("GPU"):
+        preset, described = preset_of_gpu()
+        if _OTHERS.search(described):
+            preset = None
+        return preset, described
+    kinds = {device.device_type for device in tf.config.list_logical_devices()}
+    return None, "TPU" if "TPU" in kinds else "CPU"
+
+
+def peak_flops(device: Device, is_half: bool) -> float | None:
+    """FLOP/s of a logical device in 16 bits, or in float32; None if unknown."""
+    if is_half:
+        peak = device.flops
+    elif tf.config.experimental.tensor_float_32_execution_enabled():
+        peak = device.float32_flops
+    else:
+        return None
+    # Logical devices share a card.
+    cards = len(tf.config.list_physical_devices("GPU"))
+    logical = len(tf.config.list_logical_devices("GPU"))
+    return peak * cards / logical if cards and logical else peak
+
+
+def memory_bytes(devices: Sequence[str]) -> float | None:
+    """Bytes at the most so far: of the fullest accelerator, or this process.
+
+    TensorFlow counts what accelerators of this process have allocated. CPUs,
+    virtual ones too, share the memory of the process. None if neither is known.
+    """
+    found = []
+    for device in devices:
+        if "CPU" in device:
+            continue
+        try:
+            info = tf.config.experimental.get_memory_info(device)
+        except (ValueError, tf.errors.OpError):  # of another process, or a TPU
+            continue
+        found.append(info["peak"])
+    if found or any("GPU" in device for device in devices):
+        return max(found, default=None)
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

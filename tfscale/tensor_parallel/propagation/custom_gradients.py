@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.propagation.placements import NoRule
+from tfscale.tensor_parallel.propagation.labels import NoRule
 
 _COLLECTION = "tfscale_custom_gradients"
 

@@ -1,4 +1,6 @@
-"""The language of the rules: a label for each dim of an operation.
+"""The language of the rules: how tensors differ between ranks, and labels.
+
+An operation has a label for each dim of its tensors.
 
 A label says that the operation treats the entries along this dim separately, so
 that it may run on a shard: the output is then the same shard of the whole
@@ -16,7 +18,54 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfscale.tensor_parallel.propagation.placements import NoRule
+
+class NoRule(Exception):
+    """The operation cannot run on a shard of its input; the text says why.
+
+    `operand` is a whole tensor whose shard along `dim` would do, if any;
+    `made` the states of the outputs if only the gradients of `operand` were
+    summed.
+    """
+
+    def __init__(self, reason, operand=None, dim=None, made=()):
+        super().__init__(reason)
+        self.operand = operand
+        self.dim = dim
+        self.made = made
+
+
+class Infeasible(Exception):
+    """Nothing can be sharded; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    """The entries along `dim` lie on the ranks, in order, in equal parts."""
+
+    dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """The same on all ranks, and used by each separately.
+
+    Its gradient is what DTensor calls `Partial`: the ranks' gradients are
+    summed. `direct` is true of the gathered tensor, false of tensors made from
+    it.
+    """
+
+    direct: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """An integer scalar or vector made from shapes of sharded tensors.
+
+    `local` says for each entry whether it is the whole tensor's divided by the
+    number of ranks; the others are the same as in the whole model.
+    """
+
+    local: tuple[bool, ...]
 
 
 @dataclasses.dataclass(frozen=True)

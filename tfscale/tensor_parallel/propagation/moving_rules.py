@@ -2,7 +2,7 @@
 
 from tfscale.tensor_parallel.propagation import labels
 from tfscale.tensor_parallel.propagation.labels import Labels
-from tfscale.tensor_parallel.propagation.placements import NoRule
+from tfscale.tensor_parallel.propagation.labels import NoRule
 
 
 def _transpose(op):

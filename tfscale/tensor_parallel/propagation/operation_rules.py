@@ -8,8 +8,8 @@ from tfscale.tensor_parallel.propagation import moving_rules
 from tfscale.tensor_parallel.propagation import shape_rules
 from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.labels import Labels
-from tfscale.tensor_parallel.propagation.placements import NoRule
-from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.labels import NoRule
+from tfscale.tensor_parallel.propagation.labels import Sharded
 
 # Entry by entry, operands of fewer dims broadcast from the right.
 _ELEMENTWISE = """

@@ -29,8 +29,8 @@ import tensorflow as tf
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
+from tfscale.tensor_parallel.propagation.labels import Sharded
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
-from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.propagation_walk import Walk
 
 

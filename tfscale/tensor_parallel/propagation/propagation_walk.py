@@ -35,12 +35,12 @@ from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import operation_rules
 from tfscale.tensor_parallel.propagation.graph_facts import Edge
 from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
+from tfscale.tensor_parallel.propagation.labels import Infeasible
+from tfscale.tensor_parallel.propagation.labels import NoRule
+from tfscale.tensor_parallel.propagation.labels import Replicated
+from tfscale.tensor_parallel.propagation.labels import Sharded
+from tfscale.tensor_parallel.propagation.labels import Sizes
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
-from tfscale.tensor_parallel.propagation.placements import Infeasible
-from tfscale.tensor_parallel.propagation.placements import NoRule
-from tfscale.tensor_parallel.propagation.placements import Replicated
-from tfscale.tensor_parallel.propagation.placements import Sharded
-from tfscale.tensor_parallel.propagation.placements import Sizes
 
 
 class Walk:

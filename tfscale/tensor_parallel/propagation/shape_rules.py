@@ -20,9 +20,9 @@ import tensorflow as tf
 from tfscale.graphs import random_operations
 from tfscale.tensor_parallel.propagation import labels
 from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
-from tfscale.tensor_parallel.propagation.placements import NoRule
-from tfscale.tensor_parallel.propagation.placements import Sharded
-from tfscale.tensor_parallel.propagation.placements import Sizes
+from tfscale.tensor_parallel.propagation.labels import NoRule
+from tfscale.tensor_parallel.propagation.labels import Sharded
+from tfscale.tensor_parallel.propagation.labels import Sizes
 
 
 def is_shape_rule(op: tf.Operation, states: list) -> bool:

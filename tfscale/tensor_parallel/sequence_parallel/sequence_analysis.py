@@ -19,8 +19,8 @@ from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation import propagation
-from tfscale.tensor_parallel.propagation.placements import Infeasible
-from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.labels import Infeasible
+from tfscale.tensor_parallel.propagation.labels import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
