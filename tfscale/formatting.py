@@ -1,6 +1,7 @@
 """Summaries in the style of `keras.Model.summary`, and figures."""
 
 import contextlib
+import io
 import shutil
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -69,6 +70,15 @@ def print_table(
     if print_fn is not None:
         rows = capture.get().splitlines()
         print_fn("\n".join(row.rstrip() for row in rows))
+
+
+def as_text(*contents: Any, width: int) -> str:
+    """Tables, and lines as they are, one below the other."""
+    with io.StringIO() as out:
+        console = rich.console.Console(file=out, width=width, highlight=False)
+        for each in contents:
+            console.print(each, markup=not isinstance(each, str))
+        return out.getvalue()
 
 
 def new_figure(instead: str, **options: Any) -> Any:

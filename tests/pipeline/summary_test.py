@@ -55,8 +55,7 @@ def _plan(schedule=None, **kwargs):
         keras.Model(inputs, shared(x), name="tied"),
         schedule or one_f_one_b(2, 4),
         ["dense_1"],
-        microbatch_size=4,
-        **kwargs,
+        **{"microbatch_size": 4, **kwargs},
     )
 
 
@@ -82,7 +81,7 @@ class SummaryTextTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(self._lines(_plan()), TABLE.splitlines())
 
     def test_all_microbatches_are_in_flight_under_gpipe(self):
-        lines = self._lines(_plan(gpipe(2, 4)), microbatch_size=8)
+        lines = self._lines(_plan(gpipe(2, 4), microbatch_size=8))
         self.assertIn("│  4 x 6.00 KB │", lines[5])
         self.assertIn("│ 4 x 10.00 KB │", "\n".join(lines))
         self.assertIn(" Schedule: gpipe, 4 microbatches", lines)

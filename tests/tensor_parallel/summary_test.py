@@ -65,22 +65,21 @@ PAIR = {
 class SummaryTest(tf.test.TestCase, parameterized.TestCase):
     def test_has_a_row_for_each_layer(self):
         text = summary(built(mlp, PAIR))
-        layer, *columns, exchanged = cells(text, "up")
+        layer, variables, exchanged = cells(text, "up")
         self.assertEqual(layer, ["up", "column-parallel", "output sharded"])
         self.assertEqual(
-            columns,
+            variables,
             [
-                ["kernel", "bias"],
-                ["(None, model)", "(model,)"],
-                ["(12, 12)", "(12,)"],
-                ["576.00 B", "48.00 B"],
+                *("kernel (None, model)", "(12, 12), 576.00 B"),
+                *("bias (model,)", "(12,), 48.00 B"),
             ],
         )
         exchanged = " ".join(exchanged)
         self.assertEqual(exchanged, "all-reduce of the input's gradient")
-        layer, *columns, exchanged = cells(text, "down")
+        layer, variables, exchanged = cells(text, "down")
         self.assertEqual(layer, ["down", "row-parallel"])
-        self.assertEqual(columns[1], ["(model, None)", "replicated"])
+        self.assertEqual(variables[0], "kernel (model, None)")
+        self.assertEqual(variables[2], "bias replicated")
         self.assertEqual(" ".join(exchanged), "all-reduce of the output")
         layer, *_, exchanged = cells(text, "head")
         self.assertEqual((layer, exchanged), (["head", "replicated"], []))

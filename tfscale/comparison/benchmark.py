@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import io
 import json
 import pickle
 import statistics
@@ -12,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import rich.console
 import rich.markup
 import rich.table
 import tensorflow as tf
 
 from tfscale.comparison.timed_process import TimedProcess
 from tfscale.comparison.timed_training import Job
+from tfscale.formatting import as_text
 from tfscale.formatting import readable_bytes
 from tfscale.integers import check_integer
 
@@ -68,16 +67,10 @@ class Benchmark:
         table = rich.table.Table(*_TABLE, "Speedup", "Range")
         for timing in self.timings:
             table.add_row(*_cells(timing))
-        with io.StringIO() as out:
-            console = rich.console.Console(
-                file=out, width=_WIDTH, highlight=False
-            )
-            console.print(table)
-            for timing in self.timings:
-                if timing.error:
-                    line = f"{timing.name} failed: {timing.error}"
-                    console.print(line, markup=False)
-            return out.getvalue()
+        errors = (
+            f"{t.name} failed: {t.error}" for t in self.timings if t.error
+        )
+        return as_text(table, *errors, width=_WIDTH)
 
     def to_json(self) -> str:
         """The figures as JSON: a list of one object for each strategy."""
@@ -160,8 +153,6 @@ def benchmark(
     _check(build_model, dataset, strategies, launch, one_device)
     for name, number in (("steps", steps), ("rounds", rounds)):
         check_integer(name, number)
-        if number < 1:
-            raise ValueError(f"`{name}` must be 1 or more. Received: {number}.")
 
     def started(strategy, flags, turns):
         job = Job(build_model, dataset, strategy, steps, turns)

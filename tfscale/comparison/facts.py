@@ -123,11 +123,13 @@ def reason_of(key: Key, differing: Collection[Key], facts: Facts) -> str:
 
     `differing` are all numbers that differ.
     """
-    if _any(differing, "predict"):
+    if any(each.phase == "predict" for each in differing):
         return _listed("layers across rows", facts.layers) or ROUNDING
     losses = _listed("losses across rows, scalar losses", facts.losses)
     is_loss = key.kind != "log" or key.name.endswith("loss")
-    if not is_loss and _is_of(key.name, facts.metrics):
+    if not is_loss and any(
+        key.name == m or key.name.endswith(f"_{m}") for m in facts.metrics
+    ):
         return _listed("metrics that are not sums", [key.name])
     before = [k for k in differing if k.phase == "evaluate"]
     if any(k.name.endswith("loss") for k in before):
@@ -149,14 +151,6 @@ def reason_of(key: Key, differing: Collection[Key], facts: Facts) -> str:
         or losses
         or ROUNDING
     )
-
-
-def _any(differing, phase):
-    return any(key.phase == phase for key in differing)
-
-
-def _is_of(name, metrics):
-    return any(name == m or name.endswith(f"_{m}") for m in metrics)
 
 
 def _listed(row, names):

@@ -1,11 +1,9 @@
 """The result of `tfscale.compare`: every number, and how far it is apart."""
 
 import dataclasses
-import io
 from typing import Any
 
 import numpy as np
-import rich.console
 import rich.markup
 import rich.table
 
@@ -14,6 +12,7 @@ from tfscale.comparison.facts import Facts
 from tfscale.comparison.numbers import Key
 from tfscale.comparison.numbers import magnitude
 from tfscale.comparison.numbers import relative_distance
+from tfscale.formatting import as_text
 
 _WIDTH, _MOST_ROWS = 120, 20
 # Times the rounding of its dtype, of the largest gradient of the model.
@@ -121,28 +120,21 @@ class Comparison:
     def table(self, rtol: float = 1e-5) -> str:
         """The differences as a table, and how much was compared."""
         found = self.differences(rtol)
-        with io.StringIO() as out:
-            console = rich.console.Console(
-                file=out, width=_WIDTH, highlight=False
+        table = rich.table.Table(
+            *("In", "What", "Name", "Step", "Difference"),
+            "Row of docs/numbers.md",
+        )
+        for each in found[:_MOST_ROWS]:
+            table.add_row(
+                each.phase,
+                each.kind,
+                rich.markup.escape(each.name),
+                str(each.step or ""),
+                f"{each.size:.1e}",
+                rich.markup.escape(each.reason),
             )
-            if found:
-                table = rich.table.Table(
-                    *("In", "What", "Name", "Step", "Difference"),
-                    "Row of docs/numbers.md",
-                )
-                for each in found[:_MOST_ROWS]:
-                    table.add_row(
-                        each.phase,
-                        each.kind,
-                        rich.markup.escape(each.name),
-                        str(each.step or ""),
-                        f"{each.size:.1e}",
-                        rich.markup.escape(each.reason),
-                    )
-                console.print(table)
-            for line in self._lines(found):
-                console.print(line, markup=False)
-            return out.getvalue()
+        tables = [table] * bool(found)
+        return as_text(*tables, *self._lines(found), width=_WIDTH)
 
     def _lines(self, found):
         if len(found) > _MOST_ROWS:

@@ -51,9 +51,8 @@ class PipelineModel(PipelineTrainer):
     A `compute_loss` of the model's own, or of a subclass of this class, is
     called for each microbatch. Losses given to `compile` may be scaled in it
     and added up, as on one device; what else it returns is taken for a mean
-    over the rows, with a warning if a trial says that it is none. It sees the
-    outputs, the targets and the inputs; it can use no layers of other stages
-    than the last.
+    over the rows. It sees the outputs, the targets and the inputs; it can use
+    no layers of other stages than the last.
 
     A loss that is not finite ends training with a `FloatingPointError`, before
     any variable is changed; not so with a `LossScaleOptimizer`, which skips
@@ -260,20 +259,16 @@ class PipelineModel(PipelineTrainer):
         self,
         line_length: int | None = None,
         print_fn: Callable[[str], None] | None = None,
-        microbatch_size: int | None = None,
     ) -> None:
         """Prints the stages, and what to expect of the schedule.
 
         Args:
             line_length: See `keras.Model.summary`.
             print_fn: See `keras.Model.summary`.
-            microbatch_size: Rows of a microbatch, for the memory of
-                activations. Defaults to that of the constructor.
         """
         summary.print_summary(
             self._plan,
             self.distribute_strategy.device_rows,
-            microbatch_size=microbatch_size,
             optimizer=getattr(self, "optimizer", None),
             line_length=line_length,
             print_fn=print_fn,

@@ -27,7 +27,6 @@ def print_summary(
     plan: PipelinePlan,
     devices: Sequence[Sequence[str]],
     *,
-    microbatch_size: int | None = None,
     optimizer: keras.Optimizer | None = None,
     line_length: int | None = None,
     print_fn: Callable[[str], None] | None = None,
@@ -38,7 +37,7 @@ def print_summary(
     taken to have two for each variable, as Adam has.
     """
     line_length = table_length(line_length, _LEAST_LENGTH)
-    rows = microbatch_size or plan.microbatch_size
+    rows = plan.microbatch_size
     num_slots = _num_slots(optimizer, plan)
     memories = stage_memory(plan, rows, num_slots)
     name = rich.markup.escape(plan.graph.functional.name)

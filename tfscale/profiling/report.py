@@ -1,12 +1,11 @@
 """A profile as a table, and as timelines."""
 
-import io
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import rich.console
 import rich.table
 
+from tfscale.formatting import as_text
 from tfscale.profiling.breakdown import Recording
 from tfscale.profiling.breakdown import Shares
 from tfscale.profiling.layer_times import is_backward
@@ -52,13 +51,8 @@ def as_table(
         times.add_column(title)
     for name, pair in list(layers.items())[:_LAYERS]:
         times.add_row(name, *(f"{1e3 * t:.3f}" for t in pair))
-    file = io.StringIO()
-    console = rich.console.Console(file=file, width=_WIDTH, highlight=False)
-    console.print(head, markup=False, soft_wrap=True)
-    console.print(devices)
-    if layers:
-        console.print(times)
-    return file.getvalue().rstrip()
+    tables = [devices, times] if layers else [devices]
+    return f"{head}\n{as_text(*tables, width=_WIDTH)}".rstrip()
 
 
 class _Operation(NamedTuple):

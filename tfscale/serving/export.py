@@ -89,8 +89,16 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     with strategy.scope():
         function = tf.function(serve, autograph=False)
         concrete = function.get_concrete_function(_specs(model))
+    # Copies and shards of variables, each on its own device, and tables of
+    # layers that look strings up, as in `keras.Model.export`.
+    kind = tf.saved_model.experimental.TrackableResource
+    descendants = tf.train.TrackableView(model).descendants()
+    tracked = tf.train.Checkpoint(
+        values=list(concrete.graph.variables),
+        tables=[each for each in descendants if isinstance(each, kind)],
+    )
     tf.saved_model.save(
-        _Tracked(concrete.graph.variables, _tables(model)),
+        tracked,
         path,
         signatures=concrete,
         options=tf.saved_model.SaveOptions(
@@ -101,22 +109,6 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
             experimental_custom_gradients=False,
         ),
     )
-
-
-class _Tracked(tf.Module):
-    """Copies and shards of variables, each on its own device, and tables."""
-
-    def __init__(self, variables, tables):
-        super().__init__()
-        self.values = list(variables)
-        self.tables = tables
-
-
-def _tables(model):
-    """Tables of layers that look strings up, as in `keras.Model.export`."""
-    kind = tf.saved_model.experimental.TrackableResource
-    descendants = tf.train.TrackableView(model).descendants()
-    return [each for each in descendants if isinstance(each, kind)]
 
 
 def _specs(model) -> Any:

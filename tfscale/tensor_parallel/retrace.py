@@ -18,7 +18,6 @@ from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation.labels import NoRule
 from tfscale.tensor_parallel.propagation.labels import Sharded
-from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
 from tfscale.tensor_parallel.propagation.propagation import Propagation
 
@@ -157,10 +156,13 @@ class _Comparison:
         for name in ("sources", "sinks", "inputs", "outputs", "made"):
             if len(getattr(call, name)) != len(getattr(other, name)):
                 raise _Different(f"layer {call.key!r} has other {name}")
-        for tensor, local in zip(*map(_outputs_of, (call, other))):
+        calls = call, other
+        returned = ([*(x.tensor for x in c.made), *c.outputs] for c in calls)
+        for tensor, local in zip(*returned):
             self._partner[tensor.name] = local.name
             self._check_shape(tensor, local)
-        for tensor, local in zip(*map(_inputs_of, (call, other))):
+        given = ([*(x.tensor for x in c.sinks), *c.inputs] for c in calls)
+        for tensor, local in zip(*given):
             self._check_partner(tensor, local)
             self._check_shape(tensor, local)
         for number in other.operations:
@@ -263,14 +265,6 @@ class _Comparison:
                 f"{tensor.name!r} has shape {shapes[1]} on a rank, not "
                 f"{shapes[0]}"
             )
-
-
-def _outputs_of(call: LayerCall):
-    return [*(shard.tensor for shard in call.made), *call.outputs]
-
-
-def _inputs_of(call: LayerCall):
-    return [*(sink.tensor for sink in call.sinks), *call.inputs]
 
 
 def _attributes(op):

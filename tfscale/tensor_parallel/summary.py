@@ -1,9 +1,9 @@
 """The summary of a sharded model: shards, and exchanges between ranks."""
 
 import collections
-import functools
 import math
 from collections.abc import Callable
+from itertools import starmap
 
 import keras
 import rich.markup
@@ -22,7 +22,6 @@ from tfscale.variables.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
 _LAYER, _EXCHANGED = 20, 16  # The least number of columns of these.
-_WIDE = 41  # From here on each text of a variable has a column of its own.
 
 
 def sharding_summary(
@@ -243,60 +242,29 @@ def _totals(shardings, ranks, replicas):
 
 
 def _table(rows, line_length):
-    column = functools.partial(rich.table.Column, no_wrap=True)
-    texts = [_texts(v) for row in rows for v in row.variables]
-    needed = sum(max(map(len, column)) for column in zip(*texts))
-    # The width of borders and spaces of six columns, or of three.
-    if line_length - _LAYER - _EXCHANGED - 19 >= max(needed, _WIDE):
-        columns = [
-            column("Variable"),
-            column("Layout"),
-            column("Shard", justify="right"),
-            column("Bytes", justify="right"),
-        ]
-        cells = _wide_cells
-    else:
-        width = line_length - _LAYER - _EXCHANGED - 10
-        title = "Variable, on a device"
-        columns = [rich.table.Column(title, overflow="fold", max_width=width)]
-        cells = _narrow_cells
+    # All but the other columns, borders and spaces.
+    width = line_length - _LAYER - _EXCHANGED - 10
     table = rich.table.Table(
         rich.table.Column("Layer", ratio=1, min_width=_LAYER, overflow="fold"),
-        *columns,
+        rich.table.Column(
+            "Variable, on a device", overflow="fold", max_width=width
+        ),
         rich.table.Column("Exchanged", ratio=1, min_width=_EXCHANGED),
         width=line_length,
         show_lines=True,
     )
     for row in rows:
-        variables = [
-            (rich.markup.escape(name), layout, colored(shape), colored(size))
-            for name, layout, shape, size in map(_texts, row.variables)
-        ]
         table.add_row(
             f"[bold]{rich.markup.escape(row.path)}[/]\n{row.how}",
-            *cells(variables),
+            "\n".join(starmap(_variable, row.variables)),
             "\n".join(row.exchanged),
         )
     return table
 
 
-def _texts(variable):
-    name, sharding = variable
+def _variable(name, sharding):
     return (
-        name,
-        sharding_rows.layout_of(sharding),
-        str(sharding.local_shape),
-        readable_bytes(sharding.local_bytes),
+        f"{rich.markup.escape(name)} {sharding_rows.layout_of(sharding)}\n"
+        f"  {colored(sharding.local_shape)}, "
+        f"{colored(readable_bytes(sharding.local_bytes))}"
     )
-
-
-def _wide_cells(variables):
-    return ["\n".join(column) for column in zip(*variables)] or [""] * 4
-
-
-def _narrow_cells(variables):
-    cells = (
-        f"{name} {layout}\n  {shape}, {size}"
-        for name, layout, shape, size in variables
-    )
-    return ["\n".join(cells)]

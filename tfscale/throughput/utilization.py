@@ -57,7 +57,9 @@ class Utilization:
             self._flops = _flops_of(model, element_spec)
         except ValueError as error:
             return f"No `tflops`: {error}."
-        self._peak = self._peak_of(model)
+        self._peak = self._given
+        if self._peak is None and self.device is not None:
+            self._peak = peak_flops(self.device, _is_half(model))
         if self._peak is not None:
             return None
         return (
@@ -80,11 +82,6 @@ class Utilization:
             figures["mfu"] = flops / self._peak
         return figures
 
-    def _peak_of(self, model):
-        if self._given is not None or self.device is None:
-            return self._given
-        return peak_flops(self.device, _is_half(model))
-
 
 def _flops_of(model, element_spec):
     inner = model.model if isinstance(model, WrappedModel) else model
@@ -94,16 +91,15 @@ def _flops_of(model, element_spec):
         raise ValueError("the model has a `train_step` of its own")
     if isinstance(model.distribute_strategy, kind):
         raise ValueError("the workers of parameter servers may change")
-    if not all(map(_has_known_sizes, tf.nest.flatten(x))):
+    if not all(
+        isinstance(spec, tf.TensorSpec) and None not in spec.shape[1:]
+        for spec in tf.nest.flatten(x)
+    ):
         raise ValueError("the inputs have sizes that are not known")
     try:
         return training_flops(inner, x)
     except Exception as error:  # whatever layers raise
         raise ValueError(f"the model was not traced: {error}") from error
-
-
-def _has_known_sizes(spec):
-    return isinstance(spec, tf.TensorSpec) and None not in spec.shape[1:]
 
 
 def _is_half(model):

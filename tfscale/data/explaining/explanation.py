@@ -1,11 +1,11 @@
 """The findings of `explain`: as data and as a table."""
 
 import dataclasses
-import io
 from typing import Any
 
-import rich.console
 import rich.table
+
+from tfscale.formatting import as_text
 
 _TELLING = 1.05  # a gain below this is noise
 
@@ -95,12 +95,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        console = rich.console.Console(file=text, width=80)
-        console.print(self._stage_table())
-        for line in self._verdict():
-            console.print(line, highlight=False, markup=False)
-        return text.getvalue()
+        return as_text(self._stage_table(), *self._verdict(), width=80)
 
     def _stage_table(self):
         columns = ("stage", "adds ms", "total ms", "")

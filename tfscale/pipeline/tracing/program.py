@@ -78,7 +78,10 @@ class Programs:
             # Ranks are traced by the thread that runs them. They meet also if
             # this kind is known: that of another replica may be new.
             context = tf.distribute.get_replica_context()
-            context.merge_call(_call_all, args=(trace_kind,))
+            context.merge_call(
+                lambda _, functions: [each() for each in functions.values],
+                args=(trace_kind,),
+            )
         return self.of_kinds[kind][rank_collectives.rank()]
 
     def _trace(self, inputs, targets, training):
@@ -190,9 +193,3 @@ class Programs:
         rows, count = tensor.shape[0], self.plan.schedule.microbatches_per_batch
         rows = None if rows is None or rows % count else rows // count
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
-
-
-def _call_all(strategy, functions):
-    del strategy
-    for function in functions.values:
-        function()

@@ -86,7 +86,8 @@ def elements(tensor: tf.Tensor) -> list[int | None] | None:
         return [int(entry) for entry in value.reshape([-1])]
     op = tensor.op
     if op.type == "Pack" and op.inputs[0].shape.rank == 0:
-        return [_scalar(operand) for operand in op.inputs]
+        entries = map(tf.get_static_value, op.inputs)
+        return [None if entry is None else int(entry) for entry in entries]
     if op.type == "ConcatV2":
         operands = [elements(operand) for operand in list(op.inputs)[:-1]]
         known = [operand for operand in operands if operand is not None]
@@ -95,11 +96,6 @@ def elements(tensor: tf.Tensor) -> list[int | None] | None:
     if tensor.shape.rank == 1 and tensor.shape[0] is not None:
         return [None] * tensor.shape[0]
     return None
-
-
-def _scalar(tensor):
-    value = tf.get_static_value(tensor)
-    return None if value is None else int(value)
 
 
 def rank_of(tensor: tf.Tensor) -> int:

@@ -64,10 +64,6 @@ def _size(op, states, facts):
     return [Sizes((True,)) if isinstance(states[0], Sharded) else None]
 
 
-def _rank(op, states, facts):
-    return [None]
-
-
 def _reshape(op, states, facts):
     data, shape = states
     if isinstance(data, Sizes):
@@ -170,7 +166,7 @@ def _only_local(shape):
 _RULES = {
     "BroadcastTo": _broadcast_to,
     "Fill": _made_of_shape,
-    "Rank": _rank,
+    "Rank": lambda op, states, facts: [None],
     "Reshape": _reshape,
     "Shape": _shape,
     "ShapeN": _shape,
