@@ -150,24 +150,22 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (
             lambda: layers.ColumnParallelDense(7, name="up").build((None, 4)),
-            r"must divide `units` of a `ColumnParallelDense`\. Received: 7 in "
-            r"'up', and a model axis of size 2\. Use 6 or 8, or a model axis "
-            r"of 1, 7\.",
+            r"'up/kernel' of shape \(4, 7\) .* dim 1 has size 7, .* size 2\. "
+            r"Use a model axis of 1, 7, or a dim of 8",
         ),
         (
             lambda: layers.RowParallelDense(4, name="down").build((None, 3)),
-            r"the size of the input of a `RowParallelDense`.*3 in 'down'.*"
-            r"Use 2 or 4, or a model axis of 1, 3",
+            r"'down/kernel' of shape \(3, 4\) .* dim 0 has size 3.* 1, 3,.* 4",
         ),
         (
             lambda: layers.VocabParallelEmbedding(5, 4, name="t").build(),
-            r"`input_dim` of a `VocabParallelEmbedding`.*5 in 't'.*4 or 6",
+            r"'t/embeddings' of shape \(5, 4\) .* dim 0 has size 5, .* of 6",
         ),
         (
             lambda: layers.ParallelMultiHeadAttention(1, 4, name="a").build(
                 (None, 5, 4), (None, 5, 4)
             ),
-            r"`num_heads` of a `ParallelMultiHeadAttention`.*1 in 'a'.*Use 2 ",
+            r"'a/query/kernel' of shape \(4, 1, 4\) .* dim 1 has size 1.* of 2",
         ),
     )
     def test_sizes_that_the_axis_does_not_divide(self, make, message):

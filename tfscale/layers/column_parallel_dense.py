@@ -93,7 +93,7 @@ class ColumnParallelDense(keras.layers.Dense):
 
     def build(self, input_shape: Any) -> None:
         """Creates the variables, sharded if there are model ranks."""
-        with ranks_in_scope.building(self, "`units`", self.units):
+        with ranks_in_scope.building():
             super().build(input_shape)
 
     def get_config(self) -> dict[str, Any]:

@@ -69,5 +69,5 @@ class ParallelMultiHeadAttention(keras.layers.MultiHeadAttention):
         self, query_shape: Any, value_shape: Any, key_shape: Any = None
     ) -> None:
         """Creates the variables, sharded by heads if there are model ranks."""
-        with ranks_in_scope.building(self, "`num_heads`", self.num_heads):
+        with ranks_in_scope.building():
             super().build(query_shape, value_shape, key_shape)

@@ -81,8 +81,7 @@ class RowParallelDense(keras.layers.Dense):
 
     def build(self, input_shape: Any) -> None:
         """Creates the variables, the kernel sharded over the ranks."""
-        what = "the size of the input"
-        with ranks_in_scope.building(self, what, input_shape[-1]):
+        with ranks_in_scope.building():
             super().build(input_shape)
         if ranks_in_scope.num_ranks() > 1 and self.input_is_parallel:
             # It would say no to a part of the input.

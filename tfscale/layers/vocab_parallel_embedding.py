@@ -61,5 +61,5 @@ class VocabParallelEmbedding(keras.layers.ReversibleEmbedding):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table, sharded if there are model ranks."""
-        with ranks_in_scope.building(self, "`input_dim`", self.input_dim):
+        with ranks_in_scope.building():
             super().build(input_shape)

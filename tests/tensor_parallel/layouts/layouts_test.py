@@ -169,7 +169,7 @@ class ErrorsTest(parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError,
             r"'head/kernel' of shape \(8, 10\) .*dim 1 has size 10.* size 4\. "
-            r"Use a model axis of 1, 2, 5, 10, a dim of 12, ",
+            r"Use a model axis of 1, 2, 5, 10, or a dim of 12",
         ):
             layouts.split_dim("head/kernel", (8, 10))
 

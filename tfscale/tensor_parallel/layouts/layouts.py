@@ -246,10 +246,10 @@ class Layouts:
             "The model axis must divide the dim that is split over it. "
             f"Received: {path!r} of shape {tuple(shape)} with the layout "
             f"{axes}: dim {dim} has size {length}, the axis {AXIS!r} has size "
-            f"{size}. Use a model axis of {', '.join(map(str, divisors))}, a "
-            f"dim of {length + -length % size}, or `tfscale.auto_layout_map`; "
-            f"or keep the variable whole, by the key {path!r} with `None`s, "
-            "which takes precedence."
+            f"{size}. Use a model axis of {', '.join(map(str, divisors))}, or "
+            f"a dim of {length + -length % size}. In place of a layout of your "
+            "own use `tfscale.auto_layout_map`, or keep the variable whole, by "
+            f"the key {path!r} with `None`s, which takes precedence."
         )
 
 
