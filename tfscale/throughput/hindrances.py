@@ -40,7 +40,7 @@ def _all(model, input_wait, seconds, device) -> Iterator[Hindrance]:
             input_wait,
             "input",
             f"Steps wait for input {input_wait:.0%} of the time. "
-            "`tfscale.data.explain(dataset, model)` says which stage is slow.",
+            "`tfscale.data.explain(dataset)` says which stage is slow.",
         )
     if isinstance(model, PipelineModel) and len(model.plan.stages) > 1:
         bubble = model.plan.simulation.bubble

@@ -6,14 +6,12 @@ import json
 import os
 import time
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests import strategies
 from tfscale import data
 
 _BATCH = 8
@@ -219,85 +217,6 @@ class DerivedTest(tf.test.TestCase):
         )
 
 
-class Late(keras.layers.Layer):
-    """Takes 40 ms, and no core."""
-
-    def call(self, x):
-        late = tf.cast(_sleepy(40)(tf.constant(0, tf.int64)), x.dtype)
-        return x + late
-
-
-class ModelTest(tf.test.TestCase, parameterized.TestCase):
-    def _model(self, *layers):
-        model = keras.Sequential([*layers, keras.layers.Dense(8)])
-        model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
-        return model
-
-    def _rows(self, sleep):
-        batch = tf.ones([64, 8])
-        slow = _sleepy(sleep)
-        return (
-            tf.data.Dataset.range(4096)
-            .map(lambda number: (batch + 0 * _float(slow(number)), batch))
-            .prefetch(1)
-        )
-
-    def test_input_bound_or_not_and_by_how_much(self):
-        rows, model = self._rows(40), self._model()
-        slow = data.explain(rows, model, seconds=0.1)
-        self.assertTrue(slow.is_input_bound)
-        self.assertGreater(slow.wait_share, 0.3)
-        self.assertIn("input-bound", str(slow))
-        rows, model = self._rows(0), self._model(Late())
-        fast = data.explain(rows, model, seconds=0.1)
-        self.assertFalse(fast.is_input_bound)
-        self.assertEqual(fast.wait_share, 0.0)
-
-    def test_a_model_that_is_not_compiled_is_refused_at_once(self):
-        model = keras.Sequential([keras.layers.Dense(8)])
-        with self.assertRaisesRegex(ValueError, "`compile` first"):
-            data.explain(self._rows(0), model, seconds=60)
-
-    @parameterized.parameters("one", "mirrored", "mesh")
-    @pytest.mark.crossing(every=3)
-    def test_the_model_is_afterwards_what_it_was(self, strategy):
-        with strategies.named(strategy).scope():
-            model = self._model()
-        history = model.fit(self._rows(0).take(2), verbose=0)
-        variables = [*model.variables, *model.optimizer.variables]
-        before = [keras.ops.convert_to_numpy(v) for v in variables]
-        explanation = data.explain(self._rows(0), model, seconds=0.05)
-        self.assertGreater(explanation.step_seconds, 0)
-        for old, variable in zip(before, variables, strict=True):
-            self.assertAllEqual(old, keras.ops.convert_to_numpy(variable))
-        self.assertIs(model.history, history)
-        self.assertFalse(model.stop_training)
-
-    @pytest.mark.crossing
-    def test_the_step_of_replicas_is_that_of_their_shares(self):
-        seen = set()
-
-        def see(x):
-            seen.add(len(x))
-            return x
-
-        class Seeing(keras.layers.Layer):
-            def call(self, x):
-                same = tf.numpy_function(see, [x], x.dtype)
-                return tf.ensure_shape(same, x.shape)
-
-        with strategies.mirrored().scope():
-            model = keras.Sequential([Seeing(), keras.layers.Dense(4)])
-            model.build((None, 4))
-            model.compile("sgd", "mse")
-        rows = np.ones([16, 4], "float32")
-        pipeline = data.pipeline(data.arrays(rows, rows), batch_size=8)
-        seen.clear()
-        explanation = data.explain(pipeline, model, seconds=0.05)
-        self.assertGreater(explanation.step_seconds, 0)
-        self.assertEqual(seen, {4})  # of 8, two replicas have 4 each
-
-
 class ExplanationTest(tf.test.TestCase):
     def test_as_table_and_as_data(self):
         dataset = tf.data.Dataset.range(99).map(lambda x: x + 1).batch(3)
@@ -307,7 +226,7 @@ class ExplanationTest(tf.test.TestCase):
             self.assertIn(word, text)
         found = json.loads(json.dumps(explanation.as_dict()))
         self.assertLen(found["stages"], 3)
-        self.assertIsNone(found["is_input_bound"])
+        self.assertEqual(found["bottleneck"], explanation.bottleneck)
 
     def test_findings_of_the_lints_are_told(self):
         dataset = tf.data.Dataset.range(99).batch(3).shuffle(3)

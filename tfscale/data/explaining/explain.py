@@ -1,9 +1,7 @@
 """`explain`: the time of a pipeline's stages, and what would help most."""
 
 import statistics
-import time
 
-import keras
 import tensorflow as tf
 
 from tfscale.data.chain.resumable_dataset import ResumableDataset
@@ -15,39 +13,30 @@ from tfscale.data.explaining.explanation import Explanation
 from tfscale.data.explaining.explanation import StageTime
 from tfscale.data.explaining.explanation import Suggestion
 
-_MIN_STEPS = 5
-_MANY_STEPS = 1_000_000  # `fit` ends earlier
 _ROUNDS = 3
 
 
-def explain(
-    pipeline: tf.data.Dataset,
-    model: keras.Model | None = None,
-    *,
-    seconds: float = 1.0,
-) -> Explanation:
+def explain(pipeline: tf.data.Dataset, *, seconds: float = 1.0) -> Explanation:
     """Measures a pipeline, stage by stage, and what would make it faster.
 
-    It runs prefixes of the pipeline in turns, each for `seconds` in all, and
-    the model's own step on one batch over and over, because tf.data's own
-    model has one node for all maps of a pipeline. The gain of more parallelism
-    or of a cache is computed from these times. The gain of prefetching, which
-    comes from bursts, is measured: the median of three rounds, against the
-    pipeline as it is, for a quarter of `seconds` each. Weights, optimizer,
-    metrics and position are restored.
+    It runs prefixes of the pipeline in turns, each for `seconds` in all,
+    because tf.data's own model has one node for all maps of a pipeline. The
+    gain of more parallelism or of a cache is computed from these times. The
+    gain of prefetching, which comes from bursts, is measured for a consumer
+    that is as fast as the pipeline: the median of three rounds, for a quarter
+    of `seconds` each. The position is restored. `Throughput`, a callback, says
+    whether a model waits for its input.
 
     Args:
         pipeline: `tf.data.Dataset`; the stages of a `ResumableDataset` are
             those of its recipe, those of any other dataset its transformations.
-        model: Compiled `keras.Model`, or None.
         seconds: Float, the time of each measurement.
 
     Returns:
         An `Explanation`; print it for a table.
 
     Raises:
-        ValueError: If the model is not compiled, the dataset has no batch, or
-            `seconds` is not above 0.
+        ValueError: If the dataset has no batch, or `seconds` is not above 0.
 
     Example:
 
@@ -61,25 +50,18 @@ def explain(
         raise ValueError(
             f"`seconds` must be more than 0. Received: seconds={seconds!r}."
         )
-    if model is not None and not model.compiled:
-        raise ValueError(
-            "The model must be compiled, because the step of `fit` is "
-            f"measured. Received: {model.name!r}, which is not. Call its "
-            "`compile` first, or omit the model."
-        )
     with positions_kept(pipeline):
-        return _explained(pipeline, model, seconds)
+        return _explained(pipeline, seconds)
 
 
-def _explained(pipeline, model, seconds):
+def _explained(pipeline, seconds):
     stages, whole = _stage_times(pipeline, seconds)
-    step = None if model is None else _step_seconds(model, pipeline, seconds)
-    # Without a model, a consumer as fast as the pipeline: the hardest case.
-    consumer = step or whole.seconds_per_batch
     suggestions = list(stages_lib.estimates(pipeline, stages))
     change = stages_lib.with_prefetch(pipeline)
     if change is not None:
         text, changed = change
+        # A consumer that is as fast as the pipeline: the hardest case.
+        consumer = whole.seconds_per_batch
         gain = _gain(pipeline, changed, seconds / 4, consumer)
         suggestions.append(Suggestion(text, gain))
     findings, decisions = [], []
@@ -96,7 +78,6 @@ def _explained(pipeline, model, seconds):
         seconds_per_batch=whole.seconds_per_batch,
         first_batch_seconds=whole.first_batch_seconds,
         stages=stages,
-        step_seconds=step,
         suggestions=tuple(sorted(suggestions, key=lambda s: -s.gain)),
         findings=tuple(findings),
         decisions=tuple(decisions),
@@ -138,48 +119,3 @@ def _gain(base, changed, seconds, consumer):
             rates[is_base] = measured.batches_per_second
         gains.append(rates[False] / rates[True])
     return statistics.median(gains)
-
-
-class _StepTimes(keras.callbacks.Callback):
-    """Times each step, and ends `fit` after enough of them."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self.times = []
-        self._seconds = seconds
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._begin = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.times.append(time.perf_counter() - self._begin)
-        times = self.times[1:]  # the first one traces
-        if len(times) >= _MIN_STEPS and sum(times) >= self._seconds:
-            self.model.stop_training = True
-
-
-def _step_seconds(model, pipeline, seconds):
-    """The model's own step in `fit`, on one batch over and over."""
-    batch = next(iter(pipeline))
-    with model.distribute_strategy.scope():
-        if not model.built:
-            # Creates the weights, changes none.
-            model.test_on_batch(
-                *(batch if isinstance(batch, tuple) else [batch])
-            )
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *model.optimizer.variables]
-    before = [keras.ops.convert_to_numpy(v) for v in variables]
-    stop, history = model.stop_training, getattr(model, "history", None)
-    steps = _StepTimes(seconds)
-    batches = tf.data.Dataset.from_tensors(batch).cache().repeat()
-    model.fit(
-        batches, steps_per_epoch=_MANY_STEPS, callbacks=[steps], verbose=0
-    )
-    model.stop_training, model.history = stop, history
-    with model.distribute_strategy.scope():
-        for variable, value in zip(variables, before):
-            variable.assign(value)
-        model.reset_metrics()
-    return statistics.median(steps.times[1:])

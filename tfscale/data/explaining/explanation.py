@@ -39,7 +39,6 @@ class Explanation:
         seconds_per_batch: Float, of the pipeline alone.
         first_batch_seconds: Float.
         stages: Tuple of `StageTime`, from the source on.
-        step_seconds: Float, the model's own step, or None without a model.
         suggestions: Tuple of `Suggestion`, the best first.
         findings: Tuple of `Finding`.
         decisions: Tuple of strings, what a pipeline has decided, and why.
@@ -51,14 +50,13 @@ class Explanation:
     >>> explanation = data.explain(
     ...     tf.data.Dataset.range(99).batch(3), seconds=0.01
     ... )
-    >>> explanation.is_input_bound is None  # no model was given
-    True
+    >>> [stage.name for stage in explanation.stages]
+    ['range', 'batch']
     """
 
     seconds_per_batch: float
     first_batch_seconds: float
     stages: tuple[StageTime, ...]
-    step_seconds: float | None
     suggestions: tuple[Suggestion, ...]
     findings: tuple
     decisions: tuple[str, ...] = ()
@@ -68,31 +66,9 @@ class Explanation:
         """Name of the stage that adds most to the time of a batch."""
         return max(self.stages, key=lambda s: s.added_seconds).name
 
-    @property
-    def wait_share(self) -> float | None:
-        """Share of a training step that is spent waiting for input.
-
-        None without a model. 0 means that the model is the slower one.
-        """
-        if self.step_seconds is None:
-            return None
-        wait = max(self.seconds_per_batch - self.step_seconds, 0.0)
-        return wait / max(self.seconds_per_batch, self.step_seconds)
-
-    @property
-    def is_input_bound(self) -> bool | None:
-        """Whether the model waits for its input; None without a model."""
-        share = self.wait_share
-        return None if share is None else share > 1 - 1 / _TELLING
-
     def as_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists and numbers, for `json`."""
-        return {
-            **dataclasses.asdict(self),
-            "bottleneck": self.bottleneck,
-            "wait_share": self.wait_share,
-            "is_input_bound": self.is_input_bound,
-        }
+        return {**dataclasses.asdict(self), "bottleneck": self.bottleneck}
 
     def __str__(self) -> str:
         return as_text(self._stage_table(), *self._verdict(), width=80)
@@ -116,12 +92,6 @@ class Explanation:
             f"first batch after {self.first_batch_seconds:.2f} s. "
             f"Slowest stage: {self.bottleneck}."
         )
-        if self.step_seconds is not None:
-            bound = "input-bound" if self.is_input_bound else "not input-bound"
-            yield (
-                f"Model alone: {1 / self.step_seconds:.1f} steps/s. Training "
-                f"is {bound}: it waits {self.wait_share:.0%} of the time."
-            )
         yield from self.decisions
         for suggestion in self.suggestions:
             worth = "" if suggestion.gain >= _TELLING else " (not worth it)"
