@@ -89,6 +89,7 @@ _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
 CHANGED_OF_KERAS = {
+    ("tfscale/_internals/datasets.py", "spec.__class__"),
     ("tfscale/_internals/fitting.py", "bar.target"),
     ("tfscale/_internals/releases.py", "setattr of adapter"),
     ("tfscale/_internals/attributes.py", "variable._value"),

@@ -17,16 +17,6 @@ from tfscale.variables import weight_gather
 
 
 class GraphTest(tf.test.TestCase):
-    @holds("func_graph", "FuncGraph")
-    def test_a_graph_captures_from_those_around_it(self):
-        x = tf.constant(2.0)
-        graph = symbols.FuncGraph("trial")
-        with graph.as_default():
-            y = x + 1.0
-        self.assertIs(y.graph, graph)
-        ((outer, _),) = graph.captures
-        self.assertIs(outer, x)
-
     @holds("ops.Operation", "_update_input")
     def test_an_operation_reads_another_tensor(self):
         @tf.function
@@ -254,15 +244,6 @@ class GraphTest(tf.test.TestCase):
             )
             self.assertAllEqual(tf.function(lambda x: x + 1)(1), 2)
         self.assertIs(context.function_call_options, before)
-
-    @holds("op_def_registry", "get")
-    def test_outputs_of_an_operation_have_names(self):
-        found = symbols.op_def_registry.get("Qr").output_arg
-        self.assertEqual([each.name for each in found], ["q", "r"])
-        (found,) = symbols.op_def_registry.get("Split").output_arg
-        self.assertEqual(found.number_attr, "num_split")
-        (found,) = symbols.op_def_registry.get("PartitionedCall").output_arg
-        self.assertEqual(found.type_list_attr, "Tout")
 
     @holds("polymorphic_function.attributes", "NO_INLINE")
     def test_a_function_that_is_not_inlined_is_called(self):

@@ -6,7 +6,6 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tests._internals.contracts import holds
-from tests._internals.contracts import recording
 from tfscale._internals import attributes
 from tfscale._internals import releases
 from tfscale._internals import symbols
@@ -114,9 +113,8 @@ class LayerTest(tf.test.TestCase):
 
 
 class ModelTest(tf.test.TestCase, parameterized.TestCase):
-    @holds("functional", "Functional")
     def test_a_layer_is_called_as_a_model_calls_it(self):
-        self.assertIsInstance(self.model(), symbols.Functional)
+        self.assertIsInstance(self.model(), attributes.functional_class())
         x = tf.ones((1, 2))
         for given in ({}, {"training": False}, {"training": True}):
             dropout = keras.layers.Dropout(1.0 - 1e-7)
@@ -135,13 +133,13 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         x = keras.layers.Add(name="add")([a, b])
         return keras.Model({"a": a, "b": b}, [keras.layers.Dense(1)(x), x])
 
-    @holds("Functional", "call")
-    def test_a_model_is_what_its_call_runs(self):
-        calls = []
-        kind = recording(symbols.Functional, ("call",), calls)
-        x = keras.Input((2,))
-        kind(x, keras.layers.Dense(1)(x))(tf.ones((1, 2)))
-        self.assertEqual(calls[-1], "call")
+    def test_the_class_of_models_is_known_and_takes_no_automatic_name(self):
+        before = dict(attributes.automatic_names())
+        attributes.functional_class.cache_clear()
+        kind = attributes.functional_class()
+        self.assertEqual(attributes.automatic_names(), before)
+        self.assertIsInstance(self.model(), kind)
+        self.assertNotIsInstance(keras.Sequential(), kind)
 
     @holds("Functional", "_standardize_inputs")
     def test_inputs_and_outputs_have_the_structure_that_users_gave(self):
@@ -178,7 +176,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_sequential_model_has_a_functional_one_inside(self):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         inside = attributes.functional_in(model)
-        self.assertIsInstance(inside, symbols.Functional)
+        self.assertIsInstance(inside, attributes.functional_class())
         self.assertIs(inside.layers[-1], model.layers[-1])
         model.add(keras.layers.Dense(1))
         self.assertIsNot(attributes.functional_in(model), inside)

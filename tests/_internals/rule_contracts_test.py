@@ -42,16 +42,6 @@ class WeightsTest(tf.test.TestCase, parameterized.TestCase):
                 copy = layers.with_weight(layer, name, new, lora_enabled=False)
                 self.assertIs(getattr(copy, name), new)
 
-    @holds("einsum_dense.EinsumDense", "_adjust_scale_for_quant")
-    def test_the_scale_of_an_input_has_the_dims_of_the_output(self):
-        layer = keras.layers.EinsumDense("abhd,hdo->abo", (None, 4))
-        layer(tf.ones((2, 3, 5, 7)))
-        layer.quantize("int8")
-        scale = layers.like_output(layer, tf.ones((2, 3, 1, 1)))
-        self.assertEqual(tuple(scale.shape), (2, 3, 1))
-        dense = keras.layers.Dense(1)
-        self.assertEqual(layers.like_output(dense, 7), 7)
-
     @holds("layer.Layer", *_NEW)
     def test_layers_of_keras_are_quantized_and_subclasses_are_not(self):
         class Subclass(keras.layers.Dense):

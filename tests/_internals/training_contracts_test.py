@@ -7,7 +7,6 @@ import tensorflow as tf
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 
 X = np.ones((4, 2), "float32")
 
@@ -143,13 +142,6 @@ class TrainerTest(tf.test.TestCase):
         model.compile("sgd", "mse", jit_compile=True)
         model.predict_on_batch(X)
         self.assertIs(found[-1], model)
-
-    @holds("trainer", "model_supports_jit")
-    def test_a_layer_that_xla_cannot_compile_is_known(self):
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        self.assertTrue(symbols.model_supports_jit(model))
-        model.layers[0].supports_jit = False
-        self.assertFalse(symbols.model_supports_jit(model))
 
     @holds("CompileLoss.build", "_flat_losses")
     def test_losses_are_called_by_their_entries(self):

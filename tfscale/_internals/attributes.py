@@ -235,6 +235,13 @@ def nodes_of(functional: keras.Model) -> list[Any]:
     ]
 
 
+@functools.cache
+def functional_class() -> Any:
+    """The class that `keras.Model(inputs, outputs)` makes."""
+    x = keras.Input((1,), name="x")
+    return type(keras.Model(x, x, name="functional"))
+
+
 def functional_in(model: keras.Model) -> keras.Model | None:
     """The functional model that a built sequential one is inside."""
     return model._functional if isinstance(model, keras.Sequential) else None

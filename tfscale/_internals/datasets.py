@@ -126,14 +126,9 @@ class SharedIterator(DistributedIterator):
 
     @property
     def _type_spec(self):
-        return _SharedIteratorSpec(
-            self._input_workers,
-            self._element_spec,
-            self._strategy,
-            self._options,
-            self._cardinality,
-            self._enable_get_next_as_optional,
-        )
+        spec = super()._type_spec
+        spec.__class__ = _SharedIteratorSpec
+        return spec
 
 
 class _SharedIteratorSpec(DistributedIteratorSpec):

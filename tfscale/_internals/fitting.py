@@ -13,8 +13,8 @@ from tfscale._internals import datasets
 from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
 from tfscale._internals.symbols import DistributedDataset
-from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import PerReplicaSpec
+from tfscale._internals.symbols import TFEpochIterator
 
 # Private state that callbacks of Keras keep for later steps.
 MODEL_CHECKPOINT_COUNTERS = (
@@ -27,7 +27,7 @@ TENSORBOARD_STEPS = ("_global_train_batch", "_global_test_batch")
 
 def running_fit(
     model: keras.Model,
-) -> tuple[EpochIterator, keras.callbacks.CallbackList]:
+) -> tuple[TFEpochIterator, keras.callbacks.CallbackList]:
     """The epochs and the callbacks of the `fit` of a model in this thread.
 
     They are local variables of `fit`, which callbacks cannot reach otherwise.
@@ -44,7 +44,7 @@ def running_fit(
     )
 
 
-def is_running(epochs: EpochIterator, thread: int) -> bool:
+def is_running(epochs: TFEpochIterator, thread: int) -> bool:
     """Whether the `fit` of some epochs runs in a thread.
 
     Keras does not tell callbacks of exceptions.
@@ -80,34 +80,34 @@ def callbacks_of(call: Call) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def make_iterator(epochs: EpochIterator) -> Iterator[Any]:
+def make_iterator(epochs: TFEpochIterator) -> Iterator[Any]:
     """Creates an iterator as an epoch does, with new seeds of shuffles."""
     return iter(epochs._get_iterator())
 
 
 def go_on_with(
-    epochs: EpochIterator, iterator: Iterator[Any] | None, steps_seen: int
+    epochs: TFEpochIterator, iterator: Iterator[Any] | None, steps_seen: int
 ) -> None:
     """Continues an epoch of `steps_per_epoch`; None is a new iterator."""
     epochs._current_iterator = iterator
     epochs._steps_seen = steps_seen
 
 
-def steps_begun(epochs: EpochIterator) -> int:
+def steps_begun(epochs: TFEpochIterator) -> int:
     """Batches of the current iterator whose steps have begun."""
     return epochs._steps_seen
 
 
-def known_batches(epochs: EpochIterator) -> int | None:
+def known_batches(epochs: TFEpochIterator) -> int | None:
     """Batches of the data, None until Keras has reached its end."""
     return epochs._num_batches
 
 
-def set_known_batches(epochs: EpochIterator, count: int | None) -> None:
+def set_known_batches(epochs: TFEpochIterator, count: int | None) -> None:
     epochs._num_batches = count
 
 
-def source_of(epochs: EpochIterator) -> tf.data.Dataset | None:
+def source_of(epochs: TFEpochIterator) -> tf.data.Dataset | None:
     """The dataset that a user gave, or the source of a distributed one.
 
     None for arrays, a `PyDataset` or a generator.
@@ -123,7 +123,7 @@ def _given_to(epochs) -> Any:
 
 
 def give_data(
-    epochs: EpochIterator,
+    epochs: TFEpochIterator,
     callbacks: keras.callbacks.CallbackList,
     dataset: tf.data.Dataset,
 ) -> None:
@@ -144,11 +144,11 @@ def give_data(
             bar.target = epochs.num_batches
 
 
-def shuffles_arrays(epochs: EpochIterator) -> bool:
+def shuffles_arrays(epochs: TFEpochIterator) -> bool:
     return bool(getattr(epochs.data_adapter, "_shuffle", False))
 
 
-def rows_of_arrays(epochs: EpochIterator) -> list[str]:
+def rows_of_arrays(epochs: TFEpochIterator) -> list[str]:
     """How arrays are cut into batches, and ordered."""
     data = epochs.data_adapter
     if not hasattr(data, "_shuffle"):
@@ -158,7 +158,7 @@ def rows_of_arrays(epochs: EpochIterator) -> list[str]:
     return [f"of {data.batch_size} rows, the last {last}", order]
 
 
-def element_spec_of(epochs: EpochIterator) -> Any:
+def element_spec_of(epochs: TFEpochIterator) -> Any:
     """The data of a replica in a step, as `tf.TypeSpec`s."""
 
     def of_one(spec):
@@ -170,7 +170,7 @@ def element_spec_of(epochs: EpochIterator) -> Any:
     return datasets.spec_of_batch(tf.nest.map_structure(of_one, spec))
 
 
-def distributed_data(epochs: EpochIterator) -> Any:
+def distributed_data(epochs: TFEpochIterator) -> Any:
     """The dataset that Keras iterates over in each epoch."""
     return epochs._distributed_dataset
 
@@ -186,17 +186,17 @@ def source_of_distributed(distributed: Any) -> tf.data.Dataset | None:
     return distributed._original_dataset
 
 
-def set_distributed_data(epochs: EpochIterator, dataset: Any) -> None:
+def set_distributed_data(epochs: TFEpochIterator, dataset: Any) -> None:
     """Has the iterators of later epochs be of another dataset."""
     epochs._distributed_dataset = dataset
 
 
-def validation_epochs(model: keras.Model) -> EpochIterator | None:
+def validation_epochs(model: keras.Model) -> TFEpochIterator | None:
     """The epochs over the validation data of the `fit` that runs."""
     return getattr(model, "_eval_epoch_iterator", None)
 
 
-def probes_data(model: keras.Model, epochs: EpochIterator) -> bool:
+def probes_data(model: keras.Model, epochs: TFEpochIterator) -> bool:
     """Whether Keras draws a batch of the data of epochs before these begin.
 
     It creates an iterator for that, to build layers, if the model was created
@@ -209,7 +209,7 @@ def probes_data(model: keras.Model, epochs: EpochIterator) -> bool:
     return has_strategy and is_probed(epochs) and not is_overridden
 
 
-def is_probed(epochs: EpochIterator) -> bool:
+def is_probed(epochs: TFEpochIterator) -> bool:
     """Whether Keras may draw a batch of epochs, only to look at it."""
     return getattr(epochs._distributed_dataset, "is_probed", True)
 

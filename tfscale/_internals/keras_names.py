@@ -30,10 +30,7 @@ layers.layer.Layer.__init__
     _losses: what ranks noted down, each for itself
 layers.layer.Layer._initialize_tracker
     _layers: the layers right below one
-models.functional
-    Functional: what `keras.Model(inputs, outputs)` makes
 models.functional.Functional
-    call: a subclass that overrides it is none that can be read
     _standardize_inputs: what a user feeds, one tensor per input
 ops.function.Function.__init__
     _nodes_by_depth: calls of layers, in the order of Keras
@@ -74,8 +71,6 @@ models.model.Model.make_predict_function
 metrics.reduction_metrics.MeanMetricWrapper.__init__
     _fn: what a function of a part of a batch returns counts by rows
     _fn_kwargs: its arguments
-trainers.trainer
-    model_supports_jit: Keras' rule for XLA, by which stages go
 trainers.compile_utils.CompileLoss.build
     _flat_losses: which target and weight go with which loss
 # --- optimizers
@@ -95,8 +90,6 @@ backend.tensorflow.optimizer.TFOptimizer
 backend.tensorflow.optimizer.TFOptimizer._var_key
     _distributed_container: by which a part is known as its variable
 # --- layers that run by a rule
-layers.core.einsum_dense.EinsumDense
-    _adjust_scale_for_quant: an input's scale, as the output has dims
 layers.normalization.batch_normalization.BatchNormalization
     _moments: the batch's mean and variance, of a rank's channels
     _update_renorm_statistics: moving averages, of the whole batch's
@@ -105,8 +98,6 @@ layers.attention.multi_head_attention.MultiHeadAttention
 layers.attention.grouped_query_attention.GroupedQueryAttention
     _compute_attention_mask: looks at whole shapes
 # --- a fit that runs
-trainers.epoch_iterator
-    EpochIterator: a local variable of `fit`: its steps
 trainers.epoch_iterator.EpochIterator
     _enumerate_iterator: between two of its steps a run is saved
 trainers.epoch_iterator.EpochIterator.__init__
@@ -115,18 +106,16 @@ trainers.epoch_iterator.EpochIterator.__init__
     _num_batches: what Keras learns of the length of data
     _steps_seen: how much of it is used up
 backend.tensorflow.trainer
-    TFEpochIterator: epochs that are created, whose data is distributed
+    TFEpochIterator: a local variable of `fit`, once it is created
 backend.tensorflow.trainer.TFEpochIterator
     _get_iterator: counted: making one moves seeds of shuffles on
 backend.tensorflow.trainer.TFEpochIterator.__init__
     _distributed_dataset: what a replica gets of a step
 trainers.data_adapters.generator_data_adapter
     GeneratorDataAdapter: a Python generator that a user gave to `fit`
-trainers.data_adapters.py_dataset_adapter
-    PyDatasetAdapter: a `PyDataset` that a user gave to `fit`
 trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter.__init__
     enqueuer: its workers, whose batches are gone once taken
-    py_dataset: whose batches have numbers
+    py_dataset: the one that a user gave, whose batches have numbers
     shuffle: an order of its own for each iterator
 trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter._get_iterator
     _finite_generator: batches in an order that it draws

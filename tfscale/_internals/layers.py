@@ -89,13 +89,6 @@ def with_weight(
     return instances.altered(layer, **dict.fromkeys(names, weight), **others)
 
 
-def like_output(layer: keras.Layer, scale: Any) -> Any:
-    """The scale of an input of an int8 layer, to divide the output by."""
-    if isinstance(layer, keras.layers.EinsumDense):
-        return layer._adjust_scale_for_quant(scale, "input")
-    return scale
-
-
 def moments(
     layer: keras.layers.BatchNormalization, x: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:

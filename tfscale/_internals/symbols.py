@@ -10,14 +10,10 @@ from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
-from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters.generator_data_adapter import (
     GeneratorDataAdapter,
 )
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.epoch_iterator import EpochIterator
-from keras.src.trainers.trainer import model_supports_jit
 from tensorflow.core.protobuf import device_properties_pb2 as device_properties
 from tensorflow.python.data.ops.structured_function import (
     StructuredFunctionWrapper,
@@ -34,7 +30,6 @@ from tensorflow.python.distribute.input_lib import DistributedIterator
 from tensorflow.python.distribute.input_lib import DistributedIteratorSpec
 from tensorflow.python.distribute.input_lib import InputWorkers
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
-from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.distribute.values import Mirrored
 from tensorflow.python.distribute.values import MirroredVariable
 from tensorflow.python.distribute.values import PerReplicaSpec
@@ -45,13 +40,10 @@ from tensorflow.python.distribute.values_util import (
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function.attributes import NO_INLINE
-from tensorflow.python.framework import op_def_registry
-from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import stateful_random_ops
 from tensorflow.python.ops.control_flow_util import (
     GraphOrParentsInXlaContext as is_compiled_by_xla,
 )
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.tsl.profiler.protobuf import xplane_pb2

@@ -29,7 +29,7 @@ python.distribute.mirrored_strategy.MirroredExtended._initialize_single_worker
     _default_device: where a scope of a remote job makes things
     _devices: a device for each thread
 python.distribute.distribute_lib.StrategyExtendedV2
-    _batch_gather_to, _gather_to: each value by itself: ranks count once
+    _batch_gather_to: each value by itself: ranks count once
     _local_results: a value of each replica
 python.distribute.distribute_utils
     regroup: what each replica has, as one value
@@ -43,15 +43,12 @@ python.distribute.input_lib
 python.distribute.input_lib.DistributedIterator
     _type_spec: what a function takes of it
 python.distribute.input_lib.DistributedIteratorBase.__init__
-    _cardinality, _enable_get_next_as_optional: what a function takes of it
     _input_workers, _iterators: one for each replica, of the same iterator
-    _strategy: what a function takes of it
 python.distribute.input_lib.DistributedIteratorSpec
     _component_specs, _from_components: a function takes that iterator once
     _to_components: a function takes that iterator once
 python.distribute.input_lib.DistributedDataset.__init__
     _original_dataset: the data of a `fit`
-    _strategy: how fast its devices are
 python.distribute.input_lib.DistributedDataset
     _make_rebatch_fn: how batches are cut for replicas, and read ahead
 python.distribute.values_util
@@ -62,7 +59,6 @@ python.distribute.coordinator.values.PerWorkerValues.__init__
     _values: an iterator of each worker, over data of its own
 # --- variables and values
 python.distribute.values
-    DistributedVariable: a variable with components
     Mirrored: a value with equal components
     MirroredVariable: a variable with equal components
     SyncOnReadVariable: a variable that is added up when read
@@ -85,15 +81,9 @@ python.distribute.values.SyncOnReadVariable
 python.trackable.base.Trackable
     _serialize_to_tensors: a checkpoint has whole values
     _restore_from_tensors: and is sharded when it is read
-python.ops.resource_variable_ops
-    ResourceVariable: of no strategy: a position in the data
 python.ops.stateful_random_ops
     global_generator: its state is one of a run, if it was used
 # --- graphs and functions
-python.framework.op_def_registry
-    get: an output of an operation in a function has a name
-python.framework.func_graph
-    FuncGraph: a graph to be let go of, which captures from others
 python.ops.cond_v2.cond_v2
     _add_control_dependencies: branches keep assertions and prints
 python.ops.control_flow_util

@@ -9,15 +9,14 @@ import keras
 
 from tfscale._internals import in_place
 from tfscale._internals import releases
-from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import GeneratorDataAdapter
-from tfscale._internals.symbols import PyDatasetAdapter
+from tfscale._internals.symbols import TFEpochIterator
 
 
-def is_of_python(epochs: EpochIterator) -> bool:
+def is_of_python(epochs: TFEpochIterator) -> bool:
     """Whether a generator or a `PyDataset` makes the batches."""
-    kinds = GeneratorDataAdapter | PyDatasetAdapter
-    return isinstance(epochs.data_adapter, kinds)
+    data = epochs.data_adapter
+    return isinstance(data, GeneratorDataAdapter) or hasattr(data, "py_dataset")
 
 
 class _Ordered(in_place.Mixin):
@@ -63,10 +62,10 @@ class _OrderedEnqueuer(_Ordered):
         self._indices = iter(self.order)
 
 
-def keep_order(epochs: EpochIterator) -> None:
+def keep_order(epochs: TFEpochIterator) -> None:
     """Records the order of the batches of a `PyDataset` for `order_of`."""
     adapter = epochs.data_adapter
-    if not isinstance(adapter, PyDatasetAdapter) or not adapter.shuffle:
+    if not hasattr(adapter, "py_dataset") or not adapter.shuffle:
         return
     if adapter.py_dataset.num_batches is None or _ordered(epochs) is not None:
         return
@@ -78,7 +77,7 @@ def keep_order(epochs: EpochIterator) -> None:
     in_place.put(shuffling, mixin, order=None, next_order=None)
 
 
-def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:
+def order_of(epochs: TFEpochIterator, is_read: bool) -> list[int] | None:
     """The order of the current iterator, or None if it is not known."""
     ordered = _ordered(epochs)
     if ordered is None or not (
@@ -88,7 +87,7 @@ def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:
     return ordered.order
 
 
-def set_order(epochs: EpochIterator, order: list[int] | None) -> None:
+def set_order(epochs: TFEpochIterator, order: list[int] | None) -> None:
     """Sets what `order_of` returned, for the iterator that is read next."""
     ordered = _ordered(epochs)
     if ordered is not None:

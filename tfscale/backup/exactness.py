@@ -87,7 +87,7 @@ def _of_no_dataset(epochs):
     data = epochs.data_adapter
     if isinstance(data, symbols.GeneratorDataAdapter):
         yield "a Python generator makes it"
-    elif isinstance(data, symbols.PyDatasetAdapter):
+    elif hasattr(data, "py_dataset"):
         kind, base = type(data.py_dataset), keras.utils.PyDataset
         for name in ("on_epoch_begin", "on_epoch_end"):
             if getattr(kind, name) is not getattr(base, name):

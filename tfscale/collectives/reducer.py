@@ -196,7 +196,7 @@ def is_per_replica(value: Any, count: int) -> bool:
     """Whether a value has `count` components, and is no variable."""
     return (
         is_of_threads(value)
-        and not isinstance(value, symbols.DistributedVariable)
+        and not isinstance(value, tf.Variable)
         and len(value.values) == count
     )
 

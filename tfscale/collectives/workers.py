@@ -15,10 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale._internals import symbols
 from tfscale.cluster.initialize import Joined
 from tfscale.cluster.initialize import joined
 from tfscale.collectives import device_names
+from tfscale.graphs.noting_scope import plain_variable
 
 # Apart from those of TensorFlow's own strategies, which begin at 1.
 _FIRST_GROUP = 1_000_000
@@ -117,14 +117,9 @@ class _Participant:
         self._size = group_size
         self._group = _FIRST_GROUP + kind * _MAX_DEVICES + spec.device_index
         host = device_names.host_of(device)
-        make = symbols.ResourceVariable
-        # A name that is no layer's, whoever first needs it.
-        with tf.init_scope(), tf.name_scope("tfscale/"):
-            with tf.device(host):
-                self._count = make(0, dtype=tf.int32, trainable=False)
-            # Operations that use it run in the order of the program.
-            with tf.device(device):
-                self._token = make(0.0, trainable=False)
+        self._count = plain_variable(0, host, name="tfscale/count")
+        # Operations that use it run in the order of the program.
+        self._token = plain_variable(0.0, device, name="tfscale/token")
         self._host = host
 
     def num_begun(self) -> int:

@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 from tfscale.graphs import walks
 from tfscale.graphs.einsum import einsum_labels
 
@@ -220,7 +219,8 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
 
 def _outputs_before(node, name) -> int:
     """Tensors of a node's outputs before the output of a name."""
-    outputs = symbols.op_def_registry.get(node.op).output_arg
+    graph = tf.compat.v1.get_default_graph()
+    outputs = graph.op_def_for_type(node.op).output_arg
     before = itertools.takewhile(lambda output: output.name != name, outputs)
     return sum(
         node.attr[output.number_attr].i

@@ -20,6 +20,21 @@ def outside_scopes(function: Callable, *args: Any) -> Any:
         return executor.submit(function, *args).result()
 
 
+def plain_variable(
+    value: Any, device: str | None = None, **options: Any
+) -> tf.Variable:
+    """A variable of TensorFlow on a device, and of no strategy.
+
+    It is not trainable; `options` are others of `tf.Variable`.
+    """
+
+    def make():
+        with tf.device(device):
+            return tf.Variable(value, trainable=False, **options)
+
+    return outside_scopes(make)
+
+
 class _WithValues(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         """See `keras.StatelessScope`; regularizers ask it, not variables."""

@@ -182,9 +182,7 @@ class MeshExtended(symbols.MirroredExtended):
 
     def _create_variable(self, next_creator, **kwargs):
         colocate_with = kwargs.get("colocate_with")
-        if not isinstance(
-            colocate_with, (symbols.DistributedVariable, type(None))
-        ):
+        if not (colocate_with is None or is_of_threads(colocate_with)):
             # A single device: the state of a numpy dataset and the like.
             return super()._create_variable(next_creator, **kwargs)
         return self.variable_creator.create(
@@ -362,7 +360,9 @@ class MeshExtended(symbols.MirroredExtended):
             if self.workers is not None
             else tf.concat([value] * self.num_replicas, axis)
             if not is_of_threads(value)
-            else self._gather_to(value, destination, axis, options)
+            else self._gather_to_implementation(
+                value, destination, axis, options
+            )
             for value, destination in value_destination_pairs
         ]
 

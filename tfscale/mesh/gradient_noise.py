@@ -25,6 +25,7 @@ from tfscale._internals import symbols
 from tfscale.collectives import rank_collectives
 from tfscale.context import step_context
 from tfscale.fit.fit import Fit
+from tfscale.graphs.noting_scope import plain_variable
 from tfscale.mesh.update.clipping import is_sharded
 from tfscale.mesh.update.clipping import squares
 
@@ -37,13 +38,10 @@ class GradientNoise:
         self._ids = {id(v) for v in model.trainable_variables}
         self._smoothing = smoothing
         self._fit: Fit | None = None
-        with tf.init_scope():
-            # |G|^2, S, and the weight of both.
-            self._means = symbols.ResourceVariable(
-                np.zeros(3, np.float32),
-                trainable=False,
-                name="tfscale/gradient_noise",
-            )
+        # |G|^2, S, and the weight of both.
+        self._means = plain_variable(
+            np.zeros(3, np.float32), name="tfscale/gradient_noise"
+        )
 
     def begin(self, fit: Fit) -> None:
         """Measures the steps that are traced in a `fit`."""

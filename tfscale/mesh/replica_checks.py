@@ -107,7 +107,7 @@ def check_in_scope(variable: keras.Variable | tf.Variable) -> None:
     name, value = variable.name, variable
     if isinstance(variable, keras.Variable):
         name, value = variable.path, attributes.value_of(variable)
-    if not isinstance(value, symbols.DistributedVariable):
+    if not isinstance(value, tf.distribute.DistributedValues):
         raise ValueError(
             "Everything that trains under a strategy must be created in its "
             f"scope. Received: {name!r}, created outside. Put the code that "

@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 from tfscale.pipeline import summary
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import measure
@@ -196,9 +195,8 @@ class PipelineModel(PipelineTrainer):
             "auto_scale_loss": False,
         }
         keras.Model.compile(self.model, **plain, jit_compile=jit_compile)
-        is_compiled = bool(jit_compile) and symbols.model_supports_jit(
-            self.model
-        )
+        # Keras has set this back if layers do not support XLA.
+        is_compiled = bool(jit_compile) and self.model.jit_compile
         self.jit_compile = is_compiled
         self._has_clusters = is_compiled and num_ranks > 1
         self._programs = self._compiled_programs(

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 import keras
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 from tfscale.context import rank_state
 from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel import layer_losses
@@ -58,20 +57,26 @@ class ShardingDecision:
             rule.layer.sharded_call.reason = self.reasons.get(rule)
 
 
+def is_functional(layer: keras.Layer) -> bool:
+    """Whether a layer is a functional or a sequential model."""
+    kinds = attributes.functional_class() | keras.Sequential
+    return isinstance(layer, kinds)
+
+
 def model_in_call():
     """The model whose decision counts for this thread, or None."""
     model = rank_state.current().model
     if model is not None:
         return model
     for caller in attributes.name_scope_callers():
-        if isinstance(caller, symbols.Functional | keras.Sequential):
+        if is_functional(caller):
             return caller
     return None
 
 
 def functional_models(layer) -> Iterator[keras.Model]:
     """The outermost functional and sequential models in a layer, or itself."""
-    if isinstance(layer, symbols.Functional | keras.Sequential):
+    if is_functional(layer):
         yield layer
         return
     for sublayer in attributes.sublayers(layer):

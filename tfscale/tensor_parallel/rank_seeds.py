@@ -21,7 +21,6 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 from tfscale.adapters.seed_generator import adapt_generator
 from tfscale.collectives import rank_collectives
 from tfscale.context import rank_state
@@ -79,7 +78,7 @@ class GlobalSeeds:
         generator = attributes.used_seed_generator()
         if generator is not None and extended.num_model_ranks == 1:
             value = attributes.value_of(generator.state)
-            is_distributed = isinstance(value, symbols.DistributedVariable)
+            is_distributed = isinstance(value, tf.distribute.DistributedValues)
             # All devices have the same state, or there is one device.
             if getattr(value, "distribute_strategy", None) is strategy or (
                 extended.num_replicas == 1 and not is_distributed

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale._internals import symbols
+from tfscale.graphs.noting_scope import plain_variable
 
 _KEPT = 1024  # more batches than are read ahead, or between two reads
 _NUM_COLUMNS = 7
@@ -49,14 +49,9 @@ class Arrivals:
         self._tokens = _token_input(element_spec)
         self.has_tokens = self._tokens is not None
         self.iterator = 0
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._ring, self._iterator = (
-                symbols.ResourceVariable(value, trainable=False)
-                for value in (
-                    np.full((_KEPT, _NUM_COLUMNS), -1.0),
-                    np.float64(0),
-                )
-            )
+        ring = np.full((_KEPT, _NUM_COLUMNS), -1.0)
+        self._ring = plain_variable(ring, "CPU:0")
+        self._iterator = plain_variable(np.float64(0), "CPU:0")
 
     def begin_iterator(self) -> None:
         """To be called before an iterator over a dataset is created."""

@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 
 
 def random_states() -> dict[str, Any]:
@@ -73,6 +72,6 @@ def _components(generator):
     state = generator.state
     if isinstance(state, keras.Variable):
         state = attributes.value_of(state)
-    if isinstance(state, symbols.DistributedVariable):
+    if isinstance(state, tf.distribute.DistributedValues):
         return state.values
     return [state]

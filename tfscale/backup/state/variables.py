@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import instances
-from tfscale._internals import symbols
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.files.tensor_shards import slice_of
@@ -55,7 +54,7 @@ class Entry:
     def components(self) -> list[tf.Variable]:
         """A variable of TensorFlow for each device."""
         value = self._value
-        if isinstance(value, symbols.DistributedVariable):
+        if isinstance(value, tf.distribute.DistributedValues):
             return list(value.values)
         return [value]
 

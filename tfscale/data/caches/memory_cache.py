@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale._internals import symbols
 from tfscale.data.packing import Packing
+from tfscale.graphs.noting_scope import plain_variable
 
 
 class MemoryCache:
@@ -23,14 +23,18 @@ class MemoryCache:
         with tf.init_scope(), tf.device("CPU:0"):
             self._rows = [
                 # Not initialized: the system allocates rows when written.
-                _variable(
+                # Outside of strategies: see `Position`.
+                plain_variable(
                     tf.raw_ops.Empty(
                         shape=[num_records, *tensor.shape], dtype=tensor.dtype
-                    )
+                    ),
+                    "CPU:0",
                 )
                 for tensor in self._packing.specs
             ]
-            self._is_there = _variable(tf.zeros([num_records], tf.bool))
+            self._is_there = plain_variable(
+                tf.zeros([num_records], tf.bool), "CPU:0"
+            )
 
     def is_full(self) -> tf.Tensor:
         """Whether every record is there: a bool scalar tensor."""
@@ -64,11 +68,6 @@ class MemoryCache:
 
         is_there = tf.reduce_all(_gather(self._is_there, index))
         return tf.cond(is_there, hit, miss)
-
-
-def _variable(value):
-    # Outside of strategies: see `Position`.
-    return symbols.ResourceVariable(value, trainable=False)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfscale._internals import datasets as tf_datasets
-from tfscale._internals import symbols
 from tfscale.data.order.epoch_plan import EpochPlan
 from tfscale.data.order.epoch_plan import EpochStart
+from tfscale.graphs.noting_scope import plain_variable
 
 _NO_END = (1 << 63) - 1
 _AFTER_THE_END = (
@@ -77,10 +77,9 @@ class Position(tf.Module):
         self._end = _NO_END if end is None else end
         # On the host, outside of strategies: tf.data functions cannot read a
         # mirrored variable from another device.
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._state = symbols.ResourceVariable(
-                [seed, 0, 0], dtype=tf.int64, trainable=False, name="position"
-            )
+        self._state = plain_variable(
+            [seed, 0, 0], "CPU:0", dtype=tf.int64, name="position"
+        )
 
     @property
     def value(self) -> PositionValue:

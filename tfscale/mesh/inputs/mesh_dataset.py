@@ -29,8 +29,9 @@ class MeshIterator(datasets.SharedIterator):
 
     def __init__(self, iterator, is_ordinary, call=None):
         super().__init__(iterator, is_ordinary)
-        self._is_probe = call is not None and call.stage == "probe"
-        self._must_have_batch = self._is_probe or (
+        is_probe = call is not None and call.stage == "probe"
+        self._probing = call.model.distribute_strategy if is_probe else None
+        self._must_have_batch = is_probe or (
             call is not None and call.purpose == "predict"
         )
 
@@ -47,9 +48,9 @@ class MeshIterator(datasets.SharedIterator):
                 ) from None
             raise
         self._must_have_batch = False
-        if self._is_probe:
+        if self._probing is not None:
             # Keras would not, if any of it is None.
-            return self._strategy.reduce("MEAN", batch, axis=None)
+            return self._probing.reduce("MEAN", batch, axis=None)
         return batch
 
     def __del__(self):
@@ -105,8 +106,12 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
     given_dataset: tf.data.Dataset
     mapped: Callable[[Callable[[tf.data.Dataset], tf.data.Dataset]], Any]
 
+    def __init__(self, workers, strategy, *args, **kwargs):
+        self._mesh_config = strategy.extended.config
+        super().__init__(workers, strategy, *args, **kwargs)
+
     def _make_rebatch_fn(self, *args):
-        config = self._strategy.extended.config
+        config = self._mesh_config
         speeds = config.shard_speeds
         if speeds is None:
             return super()._make_rebatch_fn(*args)

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import layers
-from tfscale._internals import symbols
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
 from tfscale.mesh.update import optimizer_trial
@@ -87,9 +86,7 @@ def check_draws(
 ) -> None:
     """Refuses an optimizer whose replicas draw different random numbers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if layers.is_of_keras(inner.__class__) or not isinstance(
-        graph, symbols.FuncGraph
-    ):
+    if layers.is_of_keras(inner.__class__) or not graph.building_function:
         return
     graph_def = graph.as_graph_def(from_version=version)
     library = {f.signature.name: f.node_def for f in graph_def.library.function}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import keras
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 from tfscale.tensor_parallel import elementwise
 from tfscale.tensor_parallel.rules.dense_rules import subscripts
 
@@ -150,7 +149,6 @@ def functional_of(layer):
     if isinstance(layer, keras.Sequential):
         overrides_call = kind.call is not keras.Sequential.call
         return None if overrides_call else attributes.functional_in(layer)
-    is_functional = isinstance(layer, symbols.Functional)
-    if is_functional and kind.call is symbols.Functional.call:
-        return layer
-    return None
+    functional = attributes.functional_class()
+    is_functional = isinstance(layer, functional)
+    return layer if is_functional and kind.call is functional.call else None

@@ -163,9 +163,10 @@ class _Row(rules.Rule):
             quantized, divisor = inputs, scale
             if layer.inputs_quantizer is not None:
                 quantized, input_scale = _quantize(layer, inputs)
-                divisor = keras.ops.multiply(
-                    layers.like_output(layer, input_scale), scale
-                )
+                # With the dims of the output: the contracted ones are 1.
+                ones = keras.ops.ones((1,) * len(kernel.shape), scale.dtype)
+                input_scale = _contract(layer, input_scale, ones)
+                divisor = keras.ops.multiply(input_scale, scale)
             x = _contract(layer, quantized, kernel)
             x = keras.ops.cast(
                 rank_collectives.sum_over_ranks(x), layer.compute_dtype

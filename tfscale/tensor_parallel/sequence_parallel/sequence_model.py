@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import symbols
 from tfscale.adapters.model import MeshModel
 from tfscale.adapters.model import adapt_model
 from tfscale.collectives import rank_collectives
@@ -46,24 +45,26 @@ def prepare_called(fn, run, sharded_calls) -> None:
         with rank_state.within(prepares_models=True):
             return fn(*args, **kwargs)
 
+    def trial():
+        run(on_trial)
+
     while any(not call.is_decided for call in sharded_calls):
-        with symbols.FuncGraph("trial").as_default():
-            try:
-                run(on_trial)
-            except _Prepared:
-                continue
-            except Exception as error:
-                # A graph fails in the same way in the step. Eager code may work
-                # without being a graph.
-                if not is_eager:
-                    raise
-                warnings.warn(
-                    "Sequence parallelism needs a graph of the function that "
-                    "replicas run, to find its models in advance. Received: "
-                    f"{type(error).__name__}: {error}. Activations are whole; "
-                    "run it in a `tf.function` (`run_eagerly=False`).",
-                    stacklevel=2,
-                )
+        try:
+            tf.function(trial, autograph=False).get_concrete_function()
+        except _Prepared:
+            continue
+        except Exception as error:
+            # A graph fails in the same way in the step. Eager code may work
+            # without being a graph.
+            if not is_eager:
+                raise
+            warnings.warn(
+                "Sequence parallelism needs a graph of the function that "
+                "replicas run, to find its models in advance. Received: "
+                f"{type(error).__name__}: {error}. Activations are whole; "
+                "run it in a `tf.function` (`run_eagerly=False`).",
+                stacklevel=2,
+            )
         # The other layers belong to no model that is called here. Eager code
         # would be tried at each step.
         if is_eager:
@@ -100,7 +101,7 @@ def prepare(model, num_ranks: int) -> "ModelCall":
     if call_of(model) is None:
         analysis.ensure_analyzed(model, num_ranks)
         for layer in attributes.flatten_layers(model, include_self=False):
-            if not isinstance(layer, symbols.Functional | keras.Sequential):
+            if not analysis.is_functional(layer):
                 sequence.attach_boundaries(layer)
         call = ModelCall(model, num_ranks)
         adapt_model(model, sequence_call=call)
