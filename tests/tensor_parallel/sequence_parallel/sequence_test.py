@@ -118,6 +118,39 @@ def two_lengths():
     return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
 
 
+def shared_whole_and_half():
+    """A layer that needs the whole, once of half as many steps."""
+    inputs = keras.Input((LENGTH, 12))
+    x = LAYERS.Dense(24, activation="relu", name="up")(inputs)
+    x = LAYERS.Dense(12, name="down")(x)
+    x = LAYERS.LayerNormalization(name="norm")(x)
+    mixing = LAYERS.Conv1D(12, 3, padding="same", name="mixing")
+    half = mixing(LAYERS.Cropping1D((0, LENGTH // 2))(inputs))
+    x = LAYERS.Add(name="add")([mixing(x), LAYERS.UpSampling1D(2)(half)])
+    return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
+
+
+def shared_odd():
+    """Sharded layers that are called with a length of no parts, too."""
+    inputs = keras.Input((LENGTH, 12))
+    up = LAYERS.Dense(24, activation="relu", name="up")
+    down = LAYERS.Dense(12, name="down")
+    x = LAYERS.LayerNormalization(name="norm")(down(up(inputs)))
+    odd = down(up(LAYERS.Cropping1D((0, 3))(inputs)))
+    x = LAYERS.Add(name="add")([x, LAYERS.ZeroPadding1D((0, 3))(odd)])
+    return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
+
+
+def shared_output():
+    """A layer between others, which also gives the output of the model."""
+    inputs = keras.Input((LENGTH, 12))
+    up = LAYERS.Dense(24, activation="relu", name="up")
+    down = LAYERS.Dense(4, name="down")
+    x = LAYERS.LayerNormalization(name="norm")(down(up(inputs)))
+    x = LAYERS.Dense(12, name="back")(x)
+    return keras.Model(inputs, down(up(x)))
+
+
 @keras.saving.register_keras_serializable("sequence_test")
 class Fixed(LAYERS.Layer):
     """Draws with a seed that is a number."""
@@ -232,6 +265,9 @@ JOBS = {
     "conditioned": (of_vectors(Conditioned), PAIR),
     "masked": (of_vectors(masked, num_empty=3), PAIR),
     "two_lengths": (of_vectors(two_lengths), PAIR),
+    "shared_whole_and_half": (of_vectors(shared_whole_and_half), PAIR),
+    "shared_odd": (of_vectors(shared_odd), PAIR),
+    "shared_output": (of_vectors(shared_output), PAIR),
     "explicit": (
         same_numbers.Job(
             layer_jobs.gpt,
@@ -361,6 +397,19 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertWarnsRegex(UserWarning, "'down'.*several lengths"):
             outcome, _ = train("two_lengths", 2)
         same_numbers.assert_same(self, one_device("two_lengths"), outcome)
+
+    @parameterized.parameters("shared_whole_and_half", "shared_output")
+    @pytest.mark.crossing(every=2)
+    def test_layers_called_in_two_ways_run_without(self, name):
+        with self.assertWarnsRegex(UserWarning, "differs on ranks"):
+            outcome, _ = train(name, 2)
+        same_numbers.assert_same(self, one_device(name), outcome)
+
+    @pytest.mark.crossing
+    def test_a_length_of_no_parts_leaves_the_others_sharded(self):
+        outcome, model = train("shared_odd", 2)
+        same_numbers.assert_same(self, one_device("shared_odd"), outcome)
+        self.assertLen(plan_of(model).scatters, 1)
 
     @pytest.mark.crossing
     def test_in_lower_precision(self):

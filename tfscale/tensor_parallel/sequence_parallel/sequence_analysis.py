@@ -164,9 +164,10 @@ class _Search:
             self._gather_inputs(walk, min(found))
 
     def _make_plan(self, walk, keys, drawing):
-        """The plan of a pass without changes, if it holds for all calls.
+        """The plan of a pass without changes.
 
-        `keys` are of the calls whose sums are sharded.
+        `keys` are of the calls whose sums are sharded. A call that the plan
+        treats otherwise than the pass did is found in a rank's trace.
         """
         choices, recorded = self._choices, self._whole.calls
         edges = self._facts.edges.values()
@@ -179,29 +180,15 @@ class _Search:
                 raise Infeasible(
                     f"{layer.name!r} is called with several lengths"
                 )
-        for key, call in enumerate(recorded):
-            layer = call.rule.sum_layer
-            is_sum = id(layer) in scatters and call.scatters is not None
-            if is_sum and key not in keys:
-                raise _called_in_two_ways(layer)
         for edge, dim in walk.converted.items():
             made = sequence.Conversion(
                 _mode_of(choices[edge]), dim, edge.before.shape[dim]
             )
             key = id(edge.boundary), edge.position
             if conversions.setdefault(key, made) != made:
-                raise _called_in_two_ways(edge.boundary.layer)
-        for edge in edges:
-            conversion = conversions.get((id(edge.boundary), edge.position))
-            if conversion and edge not in walk.converted:
-                size = edge.before.shape[conversion.dim]
-                if walk.may_be_gathered(edge.before):
-                    size //= self._num_ranks
-                num_shards = (
-                    1 if conversion.mode == "scatter" else self._num_ranks
+                raise Infeasible(
+                    f"{edge.boundary.layer.name!r} is called in two ways"
                 )
-                if size == conversion.size // num_shards:
-                    raise _called_in_two_ways(edge.boundary.layer)
         partial = {b for b, choice in choices.items() if choice == "partial"}
         if not partial <= {e.boundary for e in edges if e.position[0] == "in"}:
             raise Infeasible("a layer without inputs has weights")
@@ -256,10 +243,6 @@ def _why_none(sizes, num_ranks):
 
 def _mode_of(choice):
     return "scatter" if isinstance(choice, Sharded) else choice
-
-
-def _called_in_two_ways(layer):
-    return Infeasible(f"{layer.name!r} is called in two ways")
 
 
 def _sharded_layers(walk, edges):
