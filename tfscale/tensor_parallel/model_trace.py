@@ -40,22 +40,21 @@ class Recorder:
 
     `num_shards` is 1 for whole tensors, and the number of ranks for tensors of
     the shapes that a rank has. `calls` are the outermost ones of layers with
-    rules; with `has_edges`, `spans` are calls of all layers, in the order in
-    which they begin, and `edges` where tensors enter and leave them.
+    rules; `spans` are calls of layers with boundaries, in the order in which
+    they begin, and `edges` where tensors enter and leave them.
     """
 
-    def __init__(self, num_shards: int = 1, has_edges: bool = False):
+    def __init__(self, num_shards: int = 1):
         self.calls: list[RecordedCall] = []
         self.edges: list[Edge] = []
         self.spans: list[Span] = []
         self.num_shards = num_shards
         self.is_inside = False
-        self._has_edges = has_edges
         self._span: Span | None = None
 
     def run_with_edges(self, boundary, method: Callable, args, kwargs):
         """Calls a method of a layer with a boundary around it."""
-        if self.is_inside or not self._has_edges:
+        if self.is_inside:
             return method(*args, **kwargs)
         before = self._span
         self._span = span = Span(boundary, before)
@@ -151,16 +150,14 @@ def modes_of(model: keras.Model) -> tuple[bool, ...]:
     return (True, False) if may_differ else (True,)
 
 
-def trace_model(
-    model, num_shards=1, inputs=None, has_edges=False, modes=(True,)
-) -> TracedModel:
+def trace_model(model, num_shards=1, inputs=None, modes=(True,)) -> TracedModel:
     """Traces a model with the shapes that a rank has, or whole ones.
 
-    `num_shards` and `has_edges` are those of `Recorder`. `inputs` are
-    `tf.TensorSpec`s; None for the model's own. The model is called once for
-    each value of `training` in `modes`.
+    `num_shards` is that of `Recorder`. `inputs` are `tf.TensorSpec`s; None for
+    the model's own. The model is called once for each value of `training` in
+    `modes`.
     """
-    made, records = {}, Recorder(num_shards, has_edges)
+    made, records = {}, Recorder(num_shards)
 
     def run():
         # In a separate graph, also within a replica.

@@ -88,7 +88,6 @@ class _Search:
                 self._model,
                 1 if plan is None else self._num_ranks,
                 self._specs,
-                has_edges=True,
                 modes=(self._training,),
             )
 
