@@ -116,10 +116,9 @@ class MainTest(parameterized.TestCase):
         )
         self.assertEqual(code, 0, out)
         found = json.loads(out)
-        for result in found["checks"][:-1]:
+        for result in found["checks"]:
             self.assertEqual(result["status"], "works", result)
             self.assertBetween(result["difference"], 0, 1e-5)
-        self.assertEqual(found["checks"][-1]["status"], "not here")
         self.assertGreater(min(found["speed"].values()), 0)
 
     @mock.patch.object(selfcheck, "_MOST_STAGES", 1)  # a model of one block
@@ -136,8 +135,8 @@ class MainTest(parameterized.TestCase):
             code, out = _main(lambda _: [], num_devices=2, kind="GPU")
         self.assertEqual(code, 0, out)
         found = re.search(
-            r"XLA: .* ([\d.]+) ms of\s+([\d.]+) ms;.* is\s+([\d.e+-]+)",
-            out.replace("\n", " "),
+            r"XLA: .* ([\d.]+) ms of ([\d.]+) ms;.* is ([\d.e+-]+)",
+            " ".join(out.split()),
         )
         compiled, uncompiled, difference = map(float, found.groups())
         self.assertGreater(min(compiled, uncompiled), 0)

@@ -35,7 +35,6 @@ import rich.table
 import tensorflow as tf
 
 import tfscale
-from tfscale.collectives import all_reduce
 from tfscale.planner.measure import measure_device
 from tfscale.schedules.named_schedules import SCHEDULES
 
@@ -100,16 +99,6 @@ def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
         )
     recompute = {"recompute": True}
     yield "pipeline, recompute", {"mesh": pipeline, "pipeline": recompute}
-
-
-def cases_of_models(num_devices: int) -> dict[str, dict[str, Any]]:
-    """The `cases` on which a user's model is compared."""
-    names = ("data", "model", "pipeline", "all axes")
-    return {
-        name: options
-        for name, options in cases(num_devices)
-        if (name in names or name.startswith("data, ")) and "jit" not in options
-    }
 
 
 def build_model(length: int = _LENGTH, width: int = _WIDTH) -> keras.Model:
@@ -237,25 +226,6 @@ def found_in(reference: str) -> Any:
     return pkgutil.resolve_name(reference)
 
 
-def reduce_by_nccl() -> list[np.ndarray]:
-    """Sums of parts of 1 over all GPUs, by NCCL, which needs two of them."""
-    names = [d.name for d in tf.config.list_logical_devices("GPU")]
-    if len(names) < 2 or len(names) > len(
-        tf.config.list_physical_devices("GPU")
-    ):
-        raise NotHereError("NCCL needs two GPUs that are not split.")
-
-    @tf.function(autograph=False)
-    def reduce():
-        tensors = []
-        for name in names:
-            with tf.device(name):
-                tensors.append(tf.fill((1024,), 1 / len(names)))
-        return all_reduce(tensors)
-
-    return [np.stack([each.numpy() for each in reduce()])]
-
-
 def check(
     name: str,
     run: Callable[[], Any],
@@ -347,8 +317,13 @@ def report(
     todo, expected = {}, None
     if model is not None:
         build, dataset = found_in(model), found_in(data or "")
-        for name, options in cases_of_models(number).items():
-            todo[name] = functools.partial(compare, build, dataset, **options)
+        for name, options in cases(number):
+            # By one schedule, and without what only some models can do.
+            if not {"jit", "sequence_parallel"} & options.keys() and (
+                not options.get("pipeline")
+            ):
+                run = functools.partial(compare, build, dataset, **options)
+                todo[name] = run
     else:
         speed = measured("speed", lambda: measure_speed(number))
         if kind == "GPU":
@@ -367,9 +342,6 @@ def report(
         results.append(check(name, run, expected))
         # The results so far, if somebody ends it.
         print(f"{name}: {results[-1].status}", file=sys.stderr, flush=True)
-    if model is None:
-        ones = [np.ones((number, 1024), "float32")]
-        results.append(check("NCCL", reduce_by_nccl, ones))
     if left:
         why = f"The time was up: {'; '.join(left)}. Pass more --seconds."
         results.append(Result(f"{len(left)} others", "not tried", why=why))
