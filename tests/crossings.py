@@ -1,4 +1,7 @@
-"""Which cases of a crossing of features run always: the first, and by a hash.
+"""Which rows a crossing of features has, and which of them run always.
+
+A crossing of more than two tables has a row for each two of their values, and
+not for each three. Of its rows the first one runs always, and others by a hash.
 
 The first row of a table is the one that its author would keep: the plainest,
 or the one whose result other tests use. Of the others a hash chooses, by the
@@ -6,9 +9,45 @@ arguments and not by the place in the table. As many run as there are to be,
 and not about as many: tables of three rows of which one runs had two by chance.
 """
 
+import itertools
 import re
 import zlib
+from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
+
+
+def pairs(**tables: Iterable[Any]) -> list[dict[str, Any]]:
+    """Few rows in which each two values of two tables meet.
+
+    The first row has the first value of each table. The next one is always the
+    first of those with most new pairs. For more rows than one can look at see
+    `accumulation/pairs_test.py`.
+
+    Args:
+        **tables: Values by the name of an argument.
+
+    Returns:
+        Rows for `parameterized.parameters`.
+    """
+    values = [list(table) for table in tables.values()]
+    rows = [
+        (row, set(itertools.combinations(enumerate(row), 2)))
+        for row in itertools.product(*(range(len(table)) for table in values))
+    ]
+    apart = set().union(*(met for _, met in rows))
+    found = []
+    while apart:
+        row, met = max(rows, key=lambda row: len(row[1] & apart))
+        apart -= met
+        found.append(row)
+    return [
+        {
+            name: table[index]
+            for name, table, index in zip(tables, values, row, strict=True)
+        }
+        for row in found
+    ]
 
 
 def always(cases: Sequence[str], every: int) -> set[int]:

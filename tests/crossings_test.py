@@ -1,5 +1,7 @@
 """Which cases of a crossing run always."""
 
+import itertools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -46,6 +48,21 @@ class CrossingsTest(parameterized.TestCase):
     def test_rows_of_one_name_are_told_apart(self):
         found = crossings.always(["(<function <lambda> at 0x1>)"] * 64, 4)
         self.assertLen(found, 16)
+
+    @parameterized.parameters(
+        (dict(a="xyz", b=(1, 2), c=(False, True)), 6),
+        (dict(a="uvwxyz", b=range(4), c="rs", d=(False, True)), 24),
+        (dict(a="xy", b="rs"), 4),
+        (dict(a="xyzxx", b=[[], [], {}]), 15),
+    )
+    def test_each_two_values_meet_in_few_rows(self, tables, number):
+        rows = crossings.pairs(**tables)
+        self.assertLen(rows, number)
+        self.assertEqual(rows[0], {k: next(iter(v)) for k, v in tables.items()})
+        for one, other in itertools.combinations(tables, 2):
+            found = [(row[one], row[other]) for row in rows]
+            for pair in itertools.product(tables[one], tables[other]):
+                self.assertIn(pair, found)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests import crossings
 from tfscale.collectives import workers
 
 DTYPES = (
@@ -55,8 +56,10 @@ class DtypesTest(tf.test.TestCase, parameterized.TestCase):
     # Complex numbers went as whole numbers: without fraction and i. Tensors of
     # several ranks, gathered outside of a function, ended in a `TypeError`, and
     # an axis that was counted from the end in a `ValueError` of a transpose.
-    @parameterized.product(
-        dtype=DTYPES, shape=[(), (3,), (2, 3)], is_known=[True, False]
+    @parameterized.parameters(
+        *crossings.pairs(
+            dtype=DTYPES, shape=[(), (3,), (2, 3)], is_known=[True, False]
+        )
     )
     @pytest.mark.crossing(every=7)
     def test_numbers_keep_their_values(self, dtype, shape, is_known):

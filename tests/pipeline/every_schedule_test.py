@@ -9,6 +9,7 @@ import pytest
 from absl.testing import parameterized
 
 import tfscale
+from tests import crossings
 from tests import same_numbers
 from tfscale.schedules.named_schedules import SCHEDULES
 
@@ -47,10 +48,14 @@ def one_device():
 
 
 class SameNumbersTest(parameterized.TestCase):
-    @parameterized.product(
-        schedule=(*SCHEDULES, "auto"), devices=(2, 4), recompute=(False, True)
+    @parameterized.parameters(
+        *crossings.pairs(
+            schedule=(*SCHEDULES, "auto"),
+            devices=(2, 4),
+            recompute=(False, True),
+        )
     )
-    @pytest.mark.crossing(every=60)
+    @pytest.mark.crossing(every=30)
     def test_three_steps(self, schedule, devices, recompute):
         many = same_numbers.on_mesh(
             job(), devices, 8, schedule=schedule, recompute=recompute

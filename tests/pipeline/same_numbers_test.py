@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
+from tests import crossings
 from tests import same_numbers
 
 # Stages, microbatches, data replicas; rows of an epoch, in batches of 16. Of
@@ -61,13 +62,15 @@ def one_device(optimizer, rows):
 
 
 class SizesTest(parameterized.TestCase):
-    @parameterized.product(
-        size=SIZES,
-        schedule=("gpipe", "1f1b"),
-        recompute=(False, True),
-        optimizer=("sgd", "adam"),
+    @parameterized.parameters(
+        *crossings.pairs(
+            size=SIZES,
+            schedule=("gpipe", "1f1b"),
+            recompute=(False, True),
+            optimizer=("sgd", "adam"),
+        )
     )
-    @pytest.mark.crossing(every=72)
+    @pytest.mark.crossing(every=14)
     def test_three_steps(self, size, schedule, recompute, optimizer):
         *mesh, rows = size
         actual = same_numbers.on_mesh(

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests import crossings
 from tests import same_numbers
 from tests.tensor_parallel import summary_test
 
@@ -172,10 +173,12 @@ CASES = {
 
 
 class ControlFlowTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.product(
-        name=list(CASES), build=[functional, subclassed], sizes=[(1, 2), (2, 2)]
+    @parameterized.parameters(
+        *crossings.pairs(
+            name=CASES, build=[functional, subclassed], sizes=[(1, 2), (2, 2)]
+        )
     )
-    @pytest.mark.crossing(every=40)
+    @pytest.mark.crossing(every=20)
     def test_numbers_of_one_device(self, name, build, sizes):
         trained = job(build, CASES[name])
         expected = same_numbers.on_one_device(trained)
