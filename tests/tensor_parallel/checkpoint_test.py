@@ -55,7 +55,7 @@ def saved(size):
 
 class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(source=ALL, target=ALL)
-    @pytest.mark.crossing(every=32)
+    @pytest.mark.crossing(every=16)
     def test_is_loaded_on(self, source, target):
         path, expected, loss = saved(source)
         with scope_of(target):
