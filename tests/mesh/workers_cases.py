@@ -392,13 +392,18 @@ CASES = {
     "offline": (offline, _offline),
     "dropout": (lambda index: _with_dropout(), _with_dropout),
     "one row": (one_row, _residual),
-    "accumulation": (accumulating, accumulating_alone),
+    "sums in microbatches": (accumulating, accumulating_alone),
     "saving": (saving, saving_alone),
     "own data": (own_data, own_data_alone),
     "shuffled data": (shuffled_data, shuffled_data_alone),
     "by turns": (by_turns, by_turns_alone),
     "by hand": (by_hand, by_hand_alone),
 }
+
+
+# What rows and other cases show too: masks, divided weights, one more strategy,
+# and the noise that is measured.
+CROSSED = ("noise", "shards", "dropout", "by turns")
 
 
 def _shuffles(index, seed):
@@ -625,11 +630,13 @@ REFUSED = {
 }
 
 
-def run(index, folder):
-    """The results of all cases, and what errors said; in a worker."""
-    results = {name: case(index) for name, (case, _) in CASES.items()}
+def run(index, folder, names):
+    """The results of cases, and what errors said; in a worker."""
+    results = {name: CASES[name][0](index) for name in CASES if name in names}
     results = {k: [np.asarray(x) for x in v] for k, v in results.items()}
     for name, (refused, _) in REFUSED.items():
+        if name not in names:
+            continue
         try:
             refused(index, folder)
             results[name] = "no error"

@@ -2,8 +2,8 @@
 
     python -m tests.mesh.workers_program FOLDER
 
-To look at one row, add its name, and with COUNT=2 the other numbers of workers
-are left out.
+To look at one row or case, add its name, and with COUNT=2 the other numbers of
+workers are left out.
 
 It imports TensorFlow once, and becomes each worker by a fork before TensorFlow
 has started: importing it takes longer than all that workers do.
@@ -98,8 +98,9 @@ def work(index, count, folder):
     tfscale.initialize()
     rows = workers_rows.ROWS if count == 2 else workers_rows.SHORT
     results = train(only(rows), index)
-    if count == 2 and "cases" in (sys.argv[2:] or ["cases"]):
-        results["cases"] = workers_cases.run(index, folder)
+    if count == 2:
+        cases = {**workers_cases.CASES, **workers_cases.REFUSED}
+        results["cases"] = workers_cases.run(index, folder, only(cases))
     with open(os.path.join(folder, f"{count}_{index}"), "wb") as file:
         pickle.dump(results, file)
     # As at the end of a program, which a fork has not.

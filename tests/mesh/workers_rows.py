@@ -354,7 +354,6 @@ ROWS = {
 # On four workers.
 SHORT = {
     "lookups of four": Row(JOBS["lookups"], plainly(4)),
-    "lookups of four by Adam": Row(JOBS["embedding"], plainly(4)),
     "data of four": Row(JOBS["plain"], plainly(4)),
     "pipeline in each of four": Row(JOBS["no rows"], _pipeline(4)),
 }
@@ -375,19 +374,19 @@ CROSSED = (
     "weights divided in each, accumulated",
     "sums of accumulation divided in each",
     "model ranks in each",
-    "lookups of four by Adam",
     "data of four",
     "pipeline in each of four",
     # As it is compiled.
     "embedding",
     "statistics and dropout, compiled, data 2 in each",
+    "by speed, data 2 in each",
     # As in workers_cases.py.
     "dropout, data 2 in each",
     "weights divided in each",
     "accumulation",
     "noise of gradients",
 )
-ALWAYS = tuple(name for name in (*ROWS, *SHORT, "cases") if name not in CROSSED)
+ALWAYS = tuple(name for name in (*ROWS, *SHORT) if name not in CROSSED)
 
 
 def result(row, outcome):

@@ -29,6 +29,12 @@ from tests.mesh import workers_rows
 from tests.source_files import REPOSITORY
 
 _SECONDS = 1_200
+CROSSED = (*workers_rows.CROSSED, *workers_cases.CROSSED)
+ALWAYS = (
+    *workers_rows.ALWAYS,
+    *(name for name in workers_cases.CASES if name not in CROSSED),
+    *workers_cases.REFUSED,
+)
 
 
 @functools.cache
@@ -50,7 +56,7 @@ def results_of(names):
 
 
 class WorkersTest(parameterized.TestCase):
-    def results(self, names=workers_rows.ALWAYS):
+    def results(self, names=ALWAYS):
         found = results_of(names)
         self.assertIsInstance(found, dict, found)
         return found
@@ -101,19 +107,26 @@ class WorkersTest(parameterized.TestCase):
 
     # The other tests use what the same processes have found.
     def test_two_workers(self):
-        self.assert_all(workers_rows.ROWS, workers_rows.ALWAYS, 2)
+        self.assert_all(workers_rows.ROWS, ALWAYS, 2)
 
     def test_four_workers(self):
-        self.assert_all(workers_rows.SHORT, workers_rows.ALWAYS, 4)
+        self.assert_all(workers_rows.SHORT, ALWAYS, 4)
 
     @pytest.mark.crossing
     def test_rows_that_cross_others(self):
-        self.assert_all(workers_rows.ROWS, workers_rows.CROSSED, 2)
-        self.assert_all(workers_rows.SHORT, workers_rows.CROSSED, 4)
+        self.assert_all(workers_rows.ROWS, CROSSED, 2)
+        self.assert_all(workers_rows.SHORT, CROSSED, 4)
 
     def test_cases(self):
-        results = self.results()
-        for name in workers_cases.CASES:
+        self.assert_cases(ALWAYS)
+
+    @pytest.mark.crossing
+    def test_cases_that_cross_others(self):
+        self.assert_cases(CROSSED)
+
+    def assert_cases(self, names):
+        results = self.results(names)
+        for name in set(workers_cases.CASES).intersection(names):
             with self.subTest(name):
                 found = [results[f"2_{i}"]["cases"][name] for i in (0, 1)]
                 workers_cases.assert_case(self, name, found)
