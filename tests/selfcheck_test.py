@@ -55,6 +55,7 @@ def dataset():
 
 class ModelTest(parameterized.TestCase):
     @parameterized.parameters(("build_model", 0), ("build_differing", 1))
+    @pytest.mark.crossing(every=2)
     def test_a_users_model_is_compared(self, name, expected):
         code, out = _main(
             lambda _: [("data", {"mesh": {"data": 2}})],

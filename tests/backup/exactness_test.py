@@ -4,6 +4,7 @@ import logging
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -54,6 +55,7 @@ class ExactnessTest(tf.test.TestCase, parameterized.TestCase):
         (lambda: Reordered(8), "what `on_epoch_end` of `Reordered` changes"),
         (lambda: trainings.generated(8), "a Python generator makes it"),
     )
+    @pytest.mark.crossing(every=3)
     def test_data_of_python(self, make, reason):
         # Each epoch of a run that went on had other batches, in silence.
         self.assert_said(make(), reason, steps_per_epoch=2)
@@ -74,6 +76,7 @@ class ExactnessTest(tf.test.TestCase, parameterized.TestCase):
         (lambda: pipeline(shuffle=False).cache(), None),
         (lambda: pipeline(cache="memory"), None),
     )
+    @pytest.mark.crossing(every=3)
     def test_a_cache_of_what_is_new_in_each_epoch(self, make, reason):
         # It keeps the first epoch. A run that went on had cached another one:
         # in the middle of an epoch it saw records twice, and others not.

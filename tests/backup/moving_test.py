@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 
+import pytest
 from absl.testing import absltest
 
 from tests import forked_python
@@ -16,6 +17,7 @@ _SECONDS = 200
 
 
 class MovingTest(absltest.TestCase):
+    @pytest.mark.crossing
     def test_two_workers_move_to_one_process_with_two_devices(self):
         program = "tests.backup.moving_program"
         with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -91,6 +92,7 @@ class BackupFilesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(failed, 1)
 
     @parameterized.parameters((0, 2), (2, 0))
+    @pytest.mark.crossing(every=2)
     def test_a_run_goes_on_with_or_without_a_progress_bar(self, before, then):
         """The states of the callbacks were one too many, or one too few."""
         self.interrupt(5, verbose=before)

@@ -218,6 +218,7 @@ class AdaptingTest(tf.test.TestCase, parameterized.TestCase):
         return model, batches, history
 
     @parameterized.parameters(("sqrt", 2.0), ("adascale", None))
+    @pytest.mark.crossing(every=2)
     def test_batch_size_and_learning_rate_follow_at_an_epochs_beginning(
         self, rule, factor
     ):

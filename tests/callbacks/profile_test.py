@@ -8,6 +8,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -286,6 +287,7 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
             pass
 
     @parameterized.parameters((None,), ({"data": 2},), ({"pipeline": 2},))
+    @pytest.mark.crossing(every=3)
     def test_mfu_is_of_the_steps_and_the_peak(self, mesh):
         peak = 1e-3
         profile = Profile((4, 6), peak_tflops=peak)

@@ -342,6 +342,7 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(data.position.value[1:], (epoch, 0))
 
     @parameterized.parameters(None, "mesh")
+    @pytest.mark.crossing(every=2)
     def test_weights_may_be_none(self, strategy):
         def batches():
             while True:

@@ -137,6 +137,7 @@ class LostWorkerTest(parameterized.TestCase):
         ("trains", 0, 2, "tensors of different steps"),
         ("makes variables", 1, 2, "same things.*Received: variable.* a step"),
     )
+    @pytest.mark.crossing(every=3)
     def test_what_one_does_by_itself_is_named(self, what, who, count, expected):
         self.check_is_named(what, who, count, expected)
 

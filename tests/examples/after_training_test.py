@@ -40,7 +40,7 @@ class AfterTrainingTest(parameterized.TestCase):
     @parameterized.parameters(
         ("--flagfile=configs/compress.flags",), ("--model_parallel=2",)
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_compress(self, *arguments):
         text = run("compress", *arguments)
         base, _, tuned = numbers(r"accuracy (\S+)", text)
@@ -52,6 +52,7 @@ class AfterTrainingTest(parameterized.TestCase):
             received = numbers(r"receives (\d+) numbers", text)
             self.assertEqual(received, [0, 2])
 
+    @pytest.mark.crossing
     def test_export_litert(self):
         folder = self.create_tempdir().full_path
         text = run(
@@ -69,7 +70,7 @@ class AfterTrainingTest(parameterized.TestCase):
         self.assertLess(max(sizes[1:]), 0.35 * sizes[0])
 
     @parameterized.parameters(False, True)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_clients_in_turn_or_as_processes(self, launched):
         flags = ("--num_clients=2", "--num_rounds=2", "--one_step")
         in_turn = numbers(r"sum (\S+)", run("train_federated", *flags))

@@ -1,3 +1,4 @@
+import pytest
 from absl.testing import absltest
 
 from tests import forked_python
@@ -5,6 +6,7 @@ from tests.source_files import REPOSITORY
 
 
 class ComparePipedreamTest(absltest.TestCase):
+    @pytest.mark.crossing
     def test_it_prints_both_curves(self):
         process = forked_python.run(
             [

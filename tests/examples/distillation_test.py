@@ -114,6 +114,7 @@ class DistillationTest(tf.test.TestCase, parameterized.TestCase):
         for a, b in zip(found, expected):
             same_numbers.assert_close(a, b)
 
+    @pytest.mark.crossing
     def test_logits_predicted_before_are_as_good(self):
         for a, b in zip(distilled(offline=True), distilled()):
             same_numbers.assert_close(a, b)
@@ -176,11 +177,12 @@ class KerasDistillerTest(tf.test.TestCase, parameterized.TestCase):
         dict(kernel_regularizer="l2"),
         dict(activity_regularizer="l2"),  # by `add_loss`
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_what_is_ignored(self, **arguments):
         for a, b in zip(self.student(), self.student(**arguments)):
             self.assertAllEqual(a, b)
 
+    @pytest.mark.crossing
     def test_meshes_divide_losses_by_name(self):
         ours = self.student(mesh(data=2), **BY_NAME)
         expected = self.student(**BY_NAME)
@@ -197,7 +199,7 @@ class KerasDistillerTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (dict(model=2),), (dict(data=2),), (dict(data=2), 2)
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_on_meshes_it_is_that_of_one_device(self, axes, microbatches=1):
         callbacks = [tfscale.callbacks.GradientAccumulation(microbatches)]
         fit = dict(callbacks=callbacks) if microbatches > 1 else {}

@@ -1,5 +1,6 @@
 import os
 
+import pytest
 from absl.testing import absltest
 
 from tests import forked_python
@@ -7,6 +8,7 @@ from tests.source_files import REPOSITORY
 
 
 class DrawTimelineTest(absltest.TestCase):
+    @pytest.mark.crossing
     def test_it_draws_what_was_predicted_and_measured(self):
         output = os.path.join(self.create_tempdir().full_path, "timeline.png")
         process = forked_python.run(

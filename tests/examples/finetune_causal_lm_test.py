@@ -56,6 +56,7 @@ class FinetuneCausalLmTest(parameterized.TestCase):
         self.assertLess(losses[0], 5.0)
         self.assertLess(losses[1], losses[0] - 0.3)
 
+    @pytest.mark.crossing
     def test_the_loss_falls_and_falls_on_from_weights_of_another_mesh(self):
         folder = self._texts()
         weights = os.path.join(folder.full_path, "model.weights.h5")

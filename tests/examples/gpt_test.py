@@ -2,6 +2,7 @@ import os
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
@@ -61,6 +62,7 @@ class GptTest(tf.test.TestCase):
         self.assertEqual(texts[0], texts[1])
         self.assertNotEqual(texts[0], texts[2])
 
+    @pytest.mark.crossing
     def test_packed_documents_are_learned_as_one_by_one(self):
         random = np.random.default_rng(0)
         documents = [
@@ -104,6 +106,7 @@ class GptTest(tf.test.TestCase):
             expected = one - tf.convert_to_tensor(gradient)
             self.assertAllClose(other, expected, rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.crossing
     def test_a_packed_model_samples_as_the_same_model_of_one_document(self):
         packed, alone = _small_gpt(packed=True), _small_gpt()
         alone.set_weights(packed.get_weights())

@@ -55,7 +55,7 @@ class TrainCifar10Test(parameterized.TestCase):
         # Thousands of patches: large batches for a small network.
         ("cifar10_photo.flags", "--batch_size=2048"),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_it_trains_and_validates_with(self, config, *small):
         process = forked_python.run(
             [

@@ -12,7 +12,7 @@ from tests.source_files import REPOSITORY
 
 class TrainMultiWorkerTest(parameterized.TestCase):
     @parameterized.parameters((), ("--num_workers=1",))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_it_starts_workers_that_train_one_model(self, *flags):
         path = os.path.join(self.create_tempdir().full_path, "gpt.keras")
         said = forked_python.output(

@@ -1,3 +1,4 @@
+import pytest
 from absl.testing import absltest
 
 from tests import forked_python
@@ -5,6 +6,7 @@ from tests.source_files import REPOSITORY
 
 
 class TrainPreemptibleTest(absltest.TestCase):
+    @pytest.mark.crossing
     def test_it_is_killed_and_ends_as_if_it_had_not_been(self):
         process = forked_python.run(
             [

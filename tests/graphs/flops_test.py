@@ -1,6 +1,7 @@
 """FLOPs against numbers counted by hand."""
 
 import keras
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -392,6 +393,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.named_parameters(*TRAINED)
+    @pytest.mark.crossing(every=4)
     def test_a_backward_takes_twice_a_forward(self, make, shape, times):
         # That of the first layer alone, which has nothing before it, is less.
         layer = make()
@@ -410,6 +412,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters("LSTM", "GRU", "SimpleRNN")
+    @pytest.mark.crossing(every=3)
     def test_the_gradient_of_a_loop_is_that_of_its_steps(self, name):
         # It was refused: the second output of an operation was taken for the
         # first, which has no shape.
@@ -424,6 +427,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(*counted, rtol=0.03)
 
     @parameterized.parameters("gpt", "cnn")
+    @pytest.mark.crossing(every=2)
     def test_training_is_counted_as_the_planner_does(self, kind):
         def build():
             if kind == "gpt":

@@ -110,6 +110,7 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
             self.assert_close(value, plain(labels, logits))
 
     @parameterized.parameters(2, 3)
+    @pytest.mark.crossing(every=2)
     def test_of_the_gradient_of_its_gradient(self, num_ranks):
         # The part of the other ranks' logits was missing.
         logits, labels = logits_and_labels()

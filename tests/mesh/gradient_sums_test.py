@@ -194,6 +194,7 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "in a microbatch.*clipnorm"):
             model.fit(**DATA, callbacks=[callback], verbose=0)
 
+    @pytest.mark.crossing
     def test_has_them_eagerly(self):
         eager = dataclasses.replace(
             job(clipped), compile=lambda: {"run_eagerly": True}

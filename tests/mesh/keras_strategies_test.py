@@ -83,7 +83,7 @@ class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
             self.assertAllClose(value, expected.logs[name])
 
     @parameterized.parameters("Mirrored", "CentralStorage")
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_even_batches_are_right(self, strategy):
         self.assertLess(difference(train(strategy), train("one")), 1e-5)
 
@@ -91,7 +91,7 @@ class KerasStrategiesTest(tf.test.TestCase, parameterized.TestCase):
         strategy=["Mirrored", "CentralStorage"],
         options=[{"global_clipnorm": 0.1}, {"clipnorm": 0.1}, {"rows": 45}],
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing
     def test_clipping_and_uneven_batches_are_wrong(self, strategy, options):
         found = difference(train(strategy, **options), train("one", **options))
         self.assertGreater(found, 1e-2)

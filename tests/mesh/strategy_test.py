@@ -83,6 +83,7 @@ class LookupsTest(parameterized.TestCase):
         ("strategy", lambda: strategy(data=1).scope(), tf.Tensor),
         ("no_strategy", contextlib.nullcontext, tf.IndexedSlices),
     )
+    @pytest.mark.crossing(every=2)
     def test_are_dense_under_the_strategy(self, scope, kind):
         kinds = []
 

@@ -4,6 +4,7 @@ import threading
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -40,6 +41,7 @@ class TwoFitsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (dict(data=2), dict(data=2)), (dict(data=2), dict(pipeline=2))
     )
+    @pytest.mark.crossing(every=2)
     def test_in_threads_of_a_process(self, *meshes):
         expected = [train(axes, seed) for seed, axes in enumerate(meshes)]
         found = {}

@@ -5,6 +5,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -141,6 +142,7 @@ class ByHandTest(parameterized.TestCase):
                 model.fit(X, X, verbose=0)
 
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_low_rank_adaptation_outside_of_the_scope(self, has_optimizer):
         # It was an AssertionError of TensorFlow, without a word; with an
         # optimizer of the scope, weights that all replicas updated at once.
@@ -248,6 +250,7 @@ class AccumulatesTest(parameterized.TestCase):
     @parameterized.product(
         way=("branch", "loop", "function"), zero_stage=(0, 1, 3)
     )
+    @pytest.mark.crossing(every=3)
     def test_on_replicas_it_is_refused(self, way, zero_stage):
         # "merge_call called while defining a new graph or a tf.function."
         x = np.ones((8, 64), "float32")
@@ -288,6 +291,7 @@ class WarningsTest(parameterized.TestCase):
     @parameterized.parameters(
         dict(data=2), dict(data=4), dict(data=2, pipeline=2)
     )
+    @pytest.mark.crossing(every=2)
     def test_they_come_once_and_not_once_a_replica(self, **axes):
         with tfscale.MeshStrategy(tfscale.device_mesh(**axes)).scope():
             model = build()
@@ -302,6 +306,7 @@ class WarningsTest(parameterized.TestCase):
         self.assertIn("the loss '_mean'", texts[0])
 
     @parameterized.parameters(2, 4)
+    @pytest.mark.crossing(every=2)
     def test_those_of_a_layer_are_shown_once(self, data):
         """By Python, to which replicas of equal rows give the same one."""
         with strategy(data).scope():

@@ -338,6 +338,7 @@ class SavingTest(parameterized.TestCase):
             np.load(self.path("y.npy")), model.predict(FEATURES, verbose=0)
         )
 
+    @pytest.mark.crossing
     def test_a_loaded_model_trains_on_as_plain_keras_and_as_pipeline(self):
         model = self.pipeline("b")
         model.fit(**WHOLE_BATCHES, shuffle=False, verbose=0)

@@ -190,7 +190,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
             same_numbers.assert_close(evaluated[name], value, name)
 
     @parameterized.parameters(2, 3)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_a_window_of_one_batch_is_one_device(self, num_stages):
         model = wrap(adam, 1, make=build_shallow, pipeline=num_stages)
         model.fit(dataset(), verbose=0)

@@ -232,6 +232,7 @@ class CommandTest(absltest.TestCase):
         *("--num_devices=2", "--batch_size=8", "--device=H100"),
     )
 
+    @pytest.mark.crossing
     def test_plans_the_gpt_of_the_examples(self):
         with self.assertNoLogs("absl"):
             command.main([*self.ARGUMENTS])

@@ -163,6 +163,7 @@ class PipelineTest(parameterized.TestCase):
     """Once a scalar was multiplied by the replicas, and a sum was logged."""
 
     @parameterized.parameters("scalar", "not_reduced", "variable_weight")
+    @pytest.mark.crossing(every=6)
     def test_two_replicas(self, name):
         job = JOBS[name]
         if name != "variable_weight":

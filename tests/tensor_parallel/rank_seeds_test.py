@@ -242,6 +242,7 @@ def seeds_of_ranks(build, layouts):
 
 class AttentionTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters((multi_head, HEADS), (grouped_query, GROUPS))
+    @pytest.mark.crossing(every=2)
     def test_scores_of_other_heads_have_other_masks(self, build, layouts):
         seeds = seeds_of_ranks(build, layouts)
         self.assertLen(seeds, 2)

@@ -65,6 +65,7 @@ class ShardedVariableTest(tf.test.TestCase, parameterized.TestCase):
                 self.assertEqual(array, value)
 
     @parameterized.parameters((1, 2), (1, 3), (2, 2))
+    @pytest.mark.crossing(every=3)
     def test_is_read_whole_in_the_scope_and_outside_of_it(self, data, model):
         strategy, mlp = on_mesh(data, model)
         kernel = mlp.get_layer("up").kernel

@@ -132,6 +132,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEmpty(os.listdir(self.folder))
         self.assertLen(list(self._strings()), 2)  # no stale lock
 
+    @pytest.mark.crossing
     def test_a_write_that_really_fails_is_named_and_left_clean(self):
         # The system refuses to let a file grow, as a full disk does.
         code = (
@@ -171,6 +172,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
 
         self.assertLen(list(self._file(parse=parse)), 2)
 
+    @pytest.mark.crossing
     def test_a_cache_of_a_table(self):
         # TensorFlow injected a prefetch into it: "Expected only one fetch".
         path = self.create_tempdir().full_path + "/a.csv"
@@ -378,6 +380,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(os.listdir(self.folder), 1)
         self.assertLen(list(self._strings()), 2)
 
+    @pytest.mark.crossing
     def test_what_another_process_is_writing_is_left_alone(self):
         # Here it is one that is said to have ended: of another container.
         self._strings()
@@ -392,6 +395,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         self._strings()
         self.assertFalse(os.path.isdir(partial))
 
+    @pytest.mark.crossing
     def test_a_file_system_without_locks(self):
         refused = OSError(errno.ENOLCK, "No locks available")
         with mock.patch.object(fcntl, "flock", side_effect=refused):

@@ -158,6 +158,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
 
 class LoopTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
+    @pytest.mark.crossing(every=2)
     def test_a_loop_that_counts_goes_on_later(self, make):
         strategy = make()
         train = pipeline()
@@ -222,6 +223,7 @@ class LoopTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(train.position.value, (5, 3, 4))
 
     @parameterized.parameters("keep", "drop", "pad")
+    @pytest.mark.crossing(every=3)
     def test_workers_move_it_alike(self, remainder):
         for worker in range(2):
             train = pipeline(

@@ -174,6 +174,7 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         self.assertStartsWith(best.text, "cache='memory'")
         self.assertGreater(best.gain, 1.5)
 
+    @pytest.mark.crossing
     def test_no_prefetch_of_a_pipeline(self):
         def lookup(index):
             slept = tf.numpy_function(_wait, [index], tf.int64)

@@ -253,6 +253,7 @@ class DistributedTest(tf.test.TestCase, parameterized.TestCase):
             ):
                 next(iter(pipeline))
 
+    @pytest.mark.crossing
     def test_from_function_with_files_of_its_own(self):
         folder = self.create_tempdir().full_path
         for number in range(4):

@@ -31,6 +31,7 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         (b"a,b\r\n1,2\r\nx,4\r\n5,6", "'a'.*int32.*'x'", 10),
         (b'a,b\n1,2\n3,"5,6', "Quoted field", 8),
     )
+    @pytest.mark.crossing(every=2)
     def test_a_damaged_line_is_named_before_the_first_step(
         self, contents, reason, offset
     ):
@@ -54,6 +55,7 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.product(newline=(b"\n", b"\r\n"), ended=(True, False))
+    @pytest.mark.crossing(every=4)
     def test_a_stray_quote_damages_its_line_only(self, newline, ended):
         # All lines up to the next quote were one damaged line with it.
         lines = [

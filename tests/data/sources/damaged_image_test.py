@@ -96,6 +96,7 @@ class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
             list(pipeline)
 
     @parameterized.parameters("parse", "augment")
+    @pytest.mark.crossing(every=2)
     def test_where_most_fail_not_all_are_tried_before_it_is_said(self, where):
         # A forgotten resize was said once an epoch had been decoded.
         folder = self.create_tempdir().full_path

@@ -9,6 +9,7 @@ import struct
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -86,6 +87,7 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         order=(b"II", b"MM"), kind=(_SHORT, _LONG), start=(8, 90)
     )
+    @pytest.mark.crossing(every=4)
     def test_each_orientation(self, order, kind, start):
         turned = set()
         traced = image_source._upright.experimental_get_tracing_count()
@@ -122,6 +124,7 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(found, tf.stack(wanted), atol=1e-3)
 
     @parameterized.parameters(1, 4)
+    @pytest.mark.crossing(every=2)
     def test_other_channels(self, channels):
         contents = encoded(photo(), segment(b"MM", 6))
         found = image_source.decode_image(contents, channels)
@@ -188,6 +191,7 @@ class ExifTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(found.shape, (48, 80, 3))
 
     @parameterized.parameters(*range(1, 9))
+    @pytest.mark.crossing(every=4)
     def test_a_crop_is_that_of_the_upright_photo(self, orientation):
         contents = encoded(photo(), segment(b"II", orientation))
         plain = io.BytesIO()

@@ -40,6 +40,7 @@ def _records(source, epochs=1, **kwargs):
 
 class MixTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("repeat", "stop", "renormalize")
+    @pytest.mark.crossing(every=3)
     def test_weights_hold_all_along(self, exhausted):
         records = np.array(_records(_mix(exhausted))) // 1000
         until = 23 if exhausted == "renormalize" else len(records)
@@ -51,6 +52,7 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         exhausted=("repeat", "stop", "renormalize"), shuffle=(False, True)
     )
+    @pytest.mark.crossing(every=3)
     def test_each_record_once_in_its_own_epoch(self, exhausted, shuffle):
         records = np.array(_records(_mix(exhausted), 4, shuffle=shuffle))
         for number, size in enumerate(_SIZES):

@@ -48,6 +48,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         return batch
 
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_values_of_every_kind(self, remote):
         path = self._parquet()
         if remote:
@@ -82,6 +83,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(self._batch(source)["x"].tolist(), [1, 4])
 
     @parameterized.parameters("null", "5", '{"x": "\udcff"}', '{"x": 2}' * 2)
+    @pytest.mark.crossing(every=4)
     def test_a_line_that_only_python_refuses(self, line):
         # Pyarrow reads some of these, and ended the process at `null`.
         path = self._lines('{"x": 1}')
@@ -191,6 +193,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
             self._batch(data.parquet(path))
 
     @parameterized.parameters("parquet", "json_lines")
+    @pytest.mark.crossing(every=2)
     def test_a_file_that_lost_rows_afterwards_is_named(self, builder):
         if builder == "parquet":
             path = self._parquet({"x": [1, 2]})
@@ -275,6 +278,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
             self.assertAllEqual(second[name], [] if name == "list" else 0)
 
     @parameterized.parameters("json_lines", "parquet")
+    @pytest.mark.crossing(every=2)
     def test_objects_and_lists_of_lists(self, builder):
         records = [
             {

@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -47,6 +48,7 @@ class TarTest(tf.test.TestCase, parameterized.TestCase):
         return {name: column.tolist() for name, column in batch.items()}
 
     @parameterized.parameters(tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)
+    @pytest.mark.crossing(every=2)
     def test_values(self, format):
         self._write(format=format)
         batch = self._batch(data.webdataset(self.path))
@@ -88,6 +90,7 @@ class TarTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(batch["txt"], [b"", b"drei"])
 
     @parameterized.parameters("header", "cut in data", "cut behind data")
+    @pytest.mark.crossing(every=3)
     def test_a_damaged_shard(self, kind):
         at = self._write()["two.txt"]
         if kind == "header":

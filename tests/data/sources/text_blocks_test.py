@@ -166,6 +166,7 @@ class TextBlocksTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(len(source.blocks), 2)
 
     @parameterized.parameters("csv", "json_lines")
+    @pytest.mark.crossing(every=2)
     def test_order_and_resume_are_exact_over_many_blocks(self, kind):
         if kind == "csv":
             self._write(b"a,b,c\n" + b"".join(b"%d,,\n" % n for n in range(90)))
@@ -191,6 +192,7 @@ class TextBlocksTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(rest, whole[stop:])
 
     @parameterized.parameters("csv", "jsonl")
+    @pytest.mark.crossing(every=2)
     def test_a_file_may_be_larger_than_the_memory(self, kind):
         rows, text = 70_000, b"x" * 2000
         small, large = (f"{self.path}-{n}.{kind}" for n in ("small", "large"))

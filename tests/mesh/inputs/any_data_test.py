@@ -60,6 +60,7 @@ class AnyDataTest(parameterized.TestCase):
         )
 
     @parameterized.parameters("generator", "dataset")
+    @pytest.mark.crossing(every=2)
     def test_sparse_indices_in_any_order(self, kind):
         """As SciPy's arrays have them; replicas could not divide these."""
 

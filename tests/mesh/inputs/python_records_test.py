@@ -10,6 +10,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -136,6 +137,7 @@ class ReadAheadTest(parameterized.TestCase):
             ),
         ),
     )
+    @pytest.mark.crossing(every=2)
     def test_a_generator_is_read_as_keras_reads_it(self, read):
         read = functools.partial(read, self)
         expected = self.drawn(tf.distribute.get_strategy(), read)
@@ -143,6 +145,7 @@ class ReadAheadTest(parameterized.TestCase):
         self.assertEqual(self.drawn(tfscale.MeshStrategy(mesh), read), expected)
 
     @parameterized.product(kind=(Endless, Finite), workers=(1, 2))
+    @pytest.mark.crossing(every=2)
     def test_a_py_dataset_is_not_asked_between_epochs(self, kind, workers):
         # Its workers have stopped by then: "Iterator called after
         # on_epoch_end".

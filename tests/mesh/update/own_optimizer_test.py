@@ -154,6 +154,7 @@ class OwnOptimizerTest(tf.test.TestCase, parameterized.TestCase):
             model.fit(**optimizer_test.DATA, verbose=0)
 
     @parameterized.parameters(*MESHES)
+    @pytest.mark.crossing(every=2)
     def test_trains_as_on_one_device_if_it_is_elementwise(self, mesh):
         job = optimizer_test.job(lambda: Plain(0.05))
         if mesh == "model":
@@ -168,6 +169,7 @@ class OwnOptimizerTest(tf.test.TestCase, parameterized.TestCase):
             model.train_on_batch(*(optimizer_test.DATA[k] for k in "xy"))
 
     @parameterized.parameters(Clipping, ClippingPairs)
+    @pytest.mark.crossing(every=2)
     def test_clips_sums_on_replicas_without_shards(self, optimizer):
         # `apply_gradients` of one's own was given those of a replica.
         def build():

@@ -105,6 +105,7 @@ class UserSchedulesTest(parameterized.TestCase):
         )
         same_numbers.assert_same(self, one_device(), many)
 
+    @pytest.mark.crossing
     def test_schedules_differ_in_nothing_but_time(self):
         # Gradients are added up in the order of microbatches in all of them.
         outcomes = [
@@ -199,6 +200,7 @@ class RanksTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     def test_a_call_waits_by_its_arguments_alone(self, num_ranks):
         # A control edge on a call became one for each constant of the
         # function: the first step at 32 microbatches took three times as long.

@@ -84,6 +84,7 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_recomputing_stages_keep_their_inputs(self, recompute):
         (zero, one) = _exact(
             _fitted(_mlp, 2, recompute=True) if recompute else _fitted(_mlp, 2)
@@ -104,6 +105,7 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_gradients_of_the_largest_call_live_beside(self, recompute):
         # A tensor, its mask, and no weights; a tensor and 64 x 64 + 64 numbers.
         dropout, dense = ONE + ONE // 4, ONE + 4 * (64 * 64 + 64)

@@ -1,6 +1,7 @@
 """Plans: where a model is cut, where variables live, what is refused."""
 
 import keras
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -103,6 +104,7 @@ class BalanceTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters((1, "auto: zb_h1"), (0, "auto: 1f1b"))
+    @pytest.mark.crossing(every=2)
     def test_auto_goes_by_what_was_measured(self, weight, expected):
         # Without work for W nothing is gained by putting it off.
         plan = make_plan(
@@ -275,6 +277,7 @@ class TiedWeightsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(sizes, expected)
 
     @parameterized.parameters("time", "params")
+    @pytest.mark.crossing(every=2)
     def test_other_costs_are_compared_alike(self, balance):
         plan = _plan(
             _shared_in_the_middle(),

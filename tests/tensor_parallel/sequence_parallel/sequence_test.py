@@ -386,6 +386,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertNotEmpty(plan_of(model).scatters)
 
+    @pytest.mark.crossing
     def test_an_input_that_another_layer_has_computed(self):
         # Its gradient was that of a part of the sequence.
         outcome, model = train("conditioned", 2)
