@@ -130,6 +130,10 @@ CHANGED_OF_KERAS = {
     ("tfscale/_internals/in_place.py", "setattr of instance"),
     ("tfscale/graphs/function_options.py", "context.function_call_options"),
     (
+        "tfscale/graphs/function_options.py",
+        "changed.config_proto_serialized",
+    ),
+    (
         "tfscale/tensor_parallel/analysis.py",
         "_functional(model).sharding_decision",
     ),

@@ -70,7 +70,8 @@ def automatic_names() -> dict[str, int]:
 
 
 def asks_for_xla(function: Any) -> bool:
-    return bool(getattr(function, "_jit_compile", False))
+    spec = getattr(function, "function_spec", None)
+    return bool(getattr(spec, "jit_compile", False))
 
 
 def predicting_model(function: Any) -> keras.Model | None:
@@ -104,17 +105,16 @@ def limit_joining(jobs: Mapping[str, int], leader: str, seconds: float) -> None:
     leaves it then. `jobs` has the number of tasks of each job, `leader` is the
     task that runs the service, `"/job:worker/replica:0/task:0"` for instance.
     """
+    experimental = tf.compat.v1.ConfigProto().experimental
+    coordinated = experimental.coordination_config.coordinated_job_list
+    for name, count in jobs.items():
+        coordinated.add(name=name, num_tasks=count)
     context = symbols.eager_context.context()
     context.configure_coordination_service(
         service_type="standalone",
         service_leader=leader,
         cluster_register_timeout_in_ms=max(1, int(seconds * 1_000)),
-        coordinated_jobs=[
-            symbols.eager_context.coordination_config_pb2.CoordinatedJob(
-                name=name, num_tasks=count
-            )
-            for name, count in jobs.items()
-        ],
+        coordinated_jobs=list(coordinated),
     )
     # Else the leader has no limit for a task that never registers.
     context.coordination_service.cluster_register_with_barrier = True

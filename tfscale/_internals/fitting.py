@@ -144,6 +144,12 @@ def give_data(
             bar.target = epochs.num_batches
 
 
+def is_of_python(epochs: TFEpochIterator) -> bool:
+    """Whether Python makes the batches: no arrays, and no dataset."""
+    is_of_arrays = hasattr(epochs.data_adapter, "_shuffle")
+    return not is_of_arrays and _given_to(epochs) is None
+
+
 def shuffles_arrays(epochs: TFEpochIterator) -> bool:
     return bool(getattr(epochs.data_adapter, "_shuffle", False))
 
@@ -192,8 +198,11 @@ def set_distributed_data(epochs: TFEpochIterator, dataset: Any) -> None:
 
 
 def validation_epochs(model: keras.Model) -> TFEpochIterator | None:
-    """The epochs over the validation data of the `fit` that runs."""
-    return getattr(model, "_eval_epoch_iterator", None)
+    """The epochs over the validation data, while a `fit` evaluates a model."""
+    found = calls()[:2]
+    if [call.purpose for call in found] != ["evaluate", "fit"]:
+        return None
+    return found[0].epochs if found[0].model is model else None
 
 
 def probes_data(model: keras.Model, epochs: TFEpochIterator) -> bool:

@@ -59,7 +59,6 @@ models.model.Model.compile
 models.model.Model.compute_loss
     _aggregate_additional_loss: without the scale for replicas
 models.model.Model.fit
-    _eval_epoch_iterator: the epochs over the validation data
     _initial_epoch: the epoch that a run goes on with
     _maybe_symbolic_build: left out if all is built; looks at a batch
 models.model.Model._maybe_symbolic_build
@@ -111,8 +110,6 @@ backend.tensorflow.trainer.TFEpochIterator
     _get_iterator: counted: making one moves seeds of shuffles on
 backend.tensorflow.trainer.TFEpochIterator.__init__
     _distributed_dataset: what a replica gets of a step
-trainers.data_adapters.generator_data_adapter
-    GeneratorDataAdapter: a Python generator that a user gave to `fit`
 trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter.__init__
     enqueuer: its workers, whose batches are gone once taken
     py_dataset: the one that a user gave, whose batches have numbers

@@ -11,9 +11,6 @@ from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.trainers.data_adapters.generator_data_adapter import (
-    GeneratorDataAdapter,
-)
 from tensorflow.core.protobuf import device_properties_pb2 as device_properties
 from tensorflow.python.data.ops.structured_function import (
     StructuredFunctionWrapper,

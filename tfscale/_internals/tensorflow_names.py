@@ -99,8 +99,6 @@ python.ops.control_flow_util_v2.maybe_set_lowering_attr
     _lower_using_switch_merge: loops stay loops until they are run
 python.eager.polymorphic_function.attributes
     NO_INLINE: a rare branch costs no operations where it is not taken
-python.eager.polymorphic_function.polymorphic_function.Function.__init__
-    _jit_compile: whether a function is to be compiled by XLA
 python.eager.polymorphic_function.polymorphic_function.Function
     _list_all_concrete_functions: what a step was traced to
 python.framework.func_graph.FuncGraph.__init__
@@ -113,15 +111,13 @@ python.eager.record
     stop_recording: only that gradient is
 python.eager.context
     context: how the outermost function of a step is run
-    FunctionCallOptions: without Grappler
-    coordination_config_pb2: which jobs have to be there
 python.eager.context.Context
     abort_collective_ops: nothing waits for a lost worker
     configure_coordination_service: nor for ever for one that stands still
     coordination_service: nor the first one for another
     get_config_key_value: what another worker has said
     set_config_key_value: what this worker says to the others
-    function_call_options: where it is said
+    function_call_options: without Grappler
 core.protobuf.device_properties_pb2
     DeviceProperties, NamedDevice: what Grappler is told of a device
 tsl.profiler.protobuf.xplane_pb2

@@ -9,14 +9,7 @@ import keras
 
 from tfscale._internals import in_place
 from tfscale._internals import releases
-from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import TFEpochIterator
-
-
-def is_of_python(epochs: TFEpochIterator) -> bool:
-    """Whether a generator or a `PyDataset` makes the batches."""
-    data = epochs.data_adapter
-    return isinstance(data, GeneratorDataAdapter) or hasattr(data, "py_dataset")
 
 
 class _Ordered(in_place.Mixin):

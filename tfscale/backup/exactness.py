@@ -85,13 +85,13 @@ def _reasons(epochs, is_cut_short):
 
 def _of_no_dataset(epochs):
     data = epochs.data_adapter
-    if isinstance(data, symbols.GeneratorDataAdapter):
-        yield "a Python generator makes it"
-    elif hasattr(data, "py_dataset"):
+    if hasattr(data, "py_dataset"):
         kind, base = type(data.py_dataset), keras.utils.PyDataset
         for name in ("on_epoch_begin", "on_epoch_end"):
             if getattr(kind, name) is not getattr(base, name):
                 yield f"what `{name}` of `{kind.__name__}` changes is not saved"
+    elif fitting.is_of_python(epochs):
+        yield "a Python generator makes it"
     elif (
         fitting.shuffles_arrays(epochs)
         and not releases.SHUFFLES_BY_EPOCH

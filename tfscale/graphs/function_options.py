@@ -1,6 +1,7 @@
 """Options with which one thread calls functions; the process keeps its own."""
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +22,9 @@ def of_thread(change: Callable[[tf.compat.v1.ConfigProto], None]):
     before = context.function_call_options
     config = _options(before)
     change(config)
-    context.function_call_options = symbols.eager_context.FunctionCallOptions(
-        executor_type=before.executor_type, config_proto=config
-    )
+    changed = copy.copy(before)
+    changed.config_proto_serialized = config
+    context.function_call_options = changed
     try:
         yield
     finally:

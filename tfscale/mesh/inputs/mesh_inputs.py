@@ -5,7 +5,6 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
-from tfscale.adapters import py_dataset
 from tfscale.adapters.model import adapt_spec_built_model
 from tfscale.collectives.workers import Workers
 from tfscale.graphs import dataset_graph
@@ -63,7 +62,7 @@ class MeshInputs:
         if self._workers is not None:
             common_configuration.check(call, self._workers)
         kind = MeshDataset
-        if py_dataset.is_of_python(call.epochs):
+        if fitting.is_of_python(call.epochs):
             kind = MeshDatasetOfPython
         distributed = self._of_dataset(dataset, options, kind)
         if not distributed.is_probed:
