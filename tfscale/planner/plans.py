@@ -102,7 +102,11 @@ def plan(
     ranks = [n for n in divisors(num_devices) if n <= most]
     table = trace_table(build_model, ranks, length)
     ranked = rank(table, num_devices, batch_size, device, speeds)
-    plans = tuple(Plan(**vars(p), build_model=build_model) for p in ranked)
+    names = [field.name for field in dataclasses.fields(Prediction)]
+    plans = tuple(
+        Plan(**{n: getattr(p, n) for n in names}, build_model=build_model)
+        for p in ranked
+    )
     return Plans(plans, table, batch_size, device)
 
 
