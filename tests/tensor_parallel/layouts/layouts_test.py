@@ -125,9 +125,12 @@ class ErrorsTest(parameterized.TestCase):
     @parameterized.parameters(
         # layout, what the message says
         (("batch", "model"), "'batch'.*axes 'data', 'pipeline', 'model'"),
-        (("pipeline", None), "must not name the axis 'pipeline'.*'w'"),
+        (("pipeline", None), "not 'pipeline'.*Received: 'pipeline' in .*'w'"),
         (("model", "model"), "'model' at most once.*'w'"),
-        ((("data", "model"), None), "axis of the mesh for a dim.*'w'"),
+        (
+            (("data", "model"), None),
+            r"one axis.*: \('data', 'model'\) in .*'w'",
+        ),
     )
     def test_axes_are_checked_at_once(self, layout, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -43,27 +43,18 @@ def _axes_of(
             f"with one entry per dim. Received: {layout!r} for {pattern!r}."
         )
     axes = tuple(axes)
+    # A variable is on one stage, never spread over several.
+    known = [None, *(name for name in sizes if name != "pipeline")]
     for axis in axes:
-        if isinstance(axis, tuple | list):
+        if axis not in known:
             raise ValueError(
-                "A layout must name at most one axis of the mesh for a dim. "
-                f"Received: {axis} in {axes} for {pattern!r}. Give each axis "
-                "another dim."
-            )
-        # A variable is on one stage, never spread over several.
-        if axis == "pipeline":
-            raise ValueError(
-                "A layout must not name the axis 'pipeline', which spreads "
-                f"layers and not their weights. Received: {axes} for "
-                f"{pattern!r}. Use {AXIS!r}."
-            )
-        if axis is not None and axis not in sizes:
-            raise ValueError(
-                "A layout must name axes of the mesh. Received: "
-                f"{axis!r} in {axes} for {pattern!r}, but the mesh has the "
-                f"axes {', '.join(map(repr, sizes))}. Rename it; "
-                "`get_layout_map` of keras_hub takes the names as "
-                "`model_parallel_dim_name` and `data_parallel_dim_name`."
+                "A layout must have one axis of the mesh, or None, for each "
+                "dim, and not 'pipeline', which spreads layers. Received: "
+                f"{axis!r} in {axes} for {pattern!r}, where the mesh has the "
+                f"axes {', '.join(map(repr, sizes))}. Rename it, or give each "
+                "axis another dim; `get_layout_map` of keras_hub takes the "
+                "names as `model_parallel_dim_name` and "
+                "`data_parallel_dim_name`."
             )
     for name in (AXIS, DATA_AXIS):
         if axes.count(name) > 1:
