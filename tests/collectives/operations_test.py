@@ -11,8 +11,8 @@ import tfscale
 from tests import source_files
 from tfscale.collectives import algorithms
 from tfscale.collectives import costs
+from tfscale.collectives import device_names
 from tfscale.collectives import links
-from tfscale.collectives import nccl
 from tfscale.collectives import operations
 from tfscale.collectives import rank_collectives as ranks
 from tfscale.collectives import replica_collectives
@@ -60,7 +60,7 @@ class MachinesTest(parameterized.TestCase):
             f"/job:worker/replica:0/task:{machine}/device:CPU:{index}"
             for index, machine in enumerate(machines)
         ]
-        self.assertEqual(links.machines(tuple(devices)), machines)
+        self.assertEqual(device_names.machines(tuple(devices)), machines)
         with mock.patch.object(links, "_measured", lambda _: (1e-3, 1e9)):
             links.costs.cache_clear()
             with tf.Graph().as_default():
@@ -119,8 +119,7 @@ OF_ONE_DEVICE = {
     "pipeline/tracing/stage_graph.py": "terms of losses",
 }
 SEAM = {
-    "collectives/algorithms.py": "on the devices of a process",
-    "collectives/nccl.py": "on GPUs of a process",
+    "collectives/algorithms.py": "on devices of a process, or by NCCL",
     "collectives/workers.py": "between processes",
 }
 
@@ -232,17 +231,17 @@ class NcclTest(tf.test.TestCase):
     def test_parts_of_a_chip_other_dtypes_and_hosts_are_not(self):
         with tf.Graph().as_default():
             x = np.ones((2, 3), "float32")
-            self.assertTrue(nccl.can_reduce(on_devices(x, "GPU")))
-            self.assertFalse(nccl.can_reduce(on_devices(x, "CPU")))
+            self.assertTrue(algorithms.can_use_nccl(on_devices(x, "GPU")))
+            self.assertFalse(algorithms.can_use_nccl(on_devices(x, "CPU")))
             self.assertFalse(
-                nccl.can_reduce(on_devices(x.astype("int8"), "GPU"))
+                algorithms.can_use_nccl(on_devices(x.astype("int8"), "GPU"))
             )
             self.gpus = ["GPU:0", "GPU:1", "GPU:2"]
-            self.assertFalse(nccl.can_reduce(on_devices(x, "GPU")))
+            self.assertFalse(algorithms.can_use_nccl(on_devices(x, "GPU")))
 
     def test_nothing_is_run_alone(self):
         x = [mock.Mock(dtype=tf.float32, device="GPU:0")] * 2
-        self.assertFalse(nccl.can_reduce(x))
+        self.assertFalse(algorithms.can_use_nccl(x))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ communication operations in MPICH (2005), for the bounds; Goyal et al.,
 Accurate, large minibatch SGD (2017), section 4, for two levels.
 """
 
+import itertools
 import weakref
 from collections.abc import Sequence
 
@@ -40,6 +41,10 @@ _ALIGNED_BYTES = 64
 
 # The constants of a graph by number and device. Tensors would keep it alive.
 _constants: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+# The dtypes of `NcclAllReduce`.
+_NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_nccl_numbers = itertools.count()
 
 Tensors = Sequence[tf.Tensor]
 
@@ -71,6 +76,43 @@ def two_shot(tensors: Tensors, machine: int = 1) -> list[tf.Tensor]:
         with tf.device(tensor.device):
             wholes.append(tf.reshape(tf.concat(gathered, axis=0), shape))
     return wholes
+
+
+def can_use_nccl(tensors: Tensors) -> bool:
+    """Whether NCCL is there for these tensors.
+
+    By TensorFlow's own rule (`MirroredStrategy` without `cross_device_ops`): it
+    was built with CUDA, and all devices are GPUs and none a part of one,
+    because NCCL counts chips. Only in a graph, where the operations of all
+    devices run at the same time; alone, the first would wait for ever.
+    """
+    return (
+        len(tensors) > 1
+        and not tf.executing_eagerly()
+        and tf.test.is_built_with_cuda()
+        and all(tensor.dtype in _NCCL_DTYPES for tensor in tensors)
+        and all("GPU:" in tensor.device.upper() for tensor in tensors)
+        and len(tf.config.list_logical_devices("GPU"))
+        == len(tf.config.list_physical_devices("GPU"))
+    )
+
+
+def by_nccl(tensors: Tensors) -> list[tf.Tensor]:
+    """An all-reduce on several GPUs of this process, by NCCL."""
+    # All operations of one name make up a collective.
+    name = f"tfscale/{next(_nccl_numbers)}"
+    sums = []
+    for tensor in tensors:
+        with tf.device(tensor.device):
+            sums.append(
+                tf.raw_ops.NcclAllReduce(
+                    input=tensor,
+                    reduction="sum",
+                    num_devices=len(tensors),
+                    shared_name=name,
+                )
+            )
+    return sums
 
 
 def reduce(tensors: Tensors, machine: int = 1) -> tf.Tensor:

@@ -5,6 +5,7 @@ import time
 
 import tensorflow as tf
 
+from tfscale.collectives import device_names
 from tfscale.collectives.costs import Costs
 from tfscale.collectives.costs import in_process
 
@@ -14,25 +15,14 @@ _CALLS = 5
 
 
 @functools.lru_cache(maxsize=256)
-def machines(devices: tuple[str, ...]) -> tuple[int, ...]:
-    """The machine of each device, by the task in its name."""
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    tasks = [(spec.job, spec.replica, spec.task) for spec in specs]
-    numbers = {task: i for i, task in enumerate(dict.fromkeys(tasks))}
-    return tuple(numbers[task] for task in tasks)
-
-
-@functools.lru_cache(maxsize=256)
-def costs(devices: tuple[str, ...]) -> Costs | None:
-    """Costs between devices (`tf.Tensor.device`); `None` within one machine.
+def costs(devices: tuple[str, ...]) -> Costs:
+    """Costs between devices (`tf.Tensor.device`) of several machines.
 
     The first call for some machines sends them a few messages: a small one, and
     one of 1 MiB, goes from each machine to the next one. Links have their
     average, and are shared by all devices of a machine.
     """
-    of_device = machines(devices)
-    if len(set(of_device)) == 1:
-        return None
+    of_device = device_names.machines(devices)
     firsts = [of_device.index(machine) for machine in sorted(set(of_device))]
     with tf.init_scope():
         latency, bandwidth = _measured(tuple(devices[i] for i in firsts))

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfscale.collectives import algorithms
 from tfscale.collectives import costs
+from tfscale.collectives import device_names
 from tfscale.collectives import links
-from tfscale.collectives import nccl
 
 
 def all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -41,8 +41,8 @@ def all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     tensors = _checked(tensors)
     if len(tensors) == 1:
         return _itself(tensors)
-    if nccl.can_reduce(tensors):
-        return nccl.all_reduce(tensors)
+    if algorithms.can_use_nccl(tensors):
+        return algorithms.by_nccl(tensors)
     # Between machines not by costs: measured costs vary, and sums in another
     # order have other digits.
     if (machine := _machine(tensors)) > 1:
@@ -145,9 +145,11 @@ def fastest(tensors: Sequence[tf.Tensor]) -> str:
     size = tensors[0].shape.num_elements()
     if size is None:
         return "direct"
-    between = links.costs(tuple(tensor.device for tensor in tensors))
+    devices = tuple(tensor.device for tensor in tensors)
+    are_of_several = any(device_names.machines(devices))
+    between = links.costs(devices) if are_of_several else costs.in_process()
     num_bytes = size * tensors[0].dtype.size
-    return costs.fastest(between or costs.in_process(), len(tensors), num_bytes)
+    return costs.fastest(between, len(tensors), num_bytes)
 
 
 def _machine(tensors):
@@ -155,7 +157,7 @@ def _machine(tensors):
 
     Devices of a machine follow each other.
     """
-    machines = links.machines(tuple(tensor.device for tensor in tensors))
+    machines = device_names.machines(tuple(tensor.device for tensor in tensors))
     size = machines.count(0)
     regular = sorted([*range(max(machines) + 1)] * size)
     return size if size < len(machines) and regular == [*machines] else 1

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.collectives.device_names import are_accelerators
 from tfscale.pipeline import summary
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import measure
@@ -177,7 +178,7 @@ class PipelineModel(PipelineTrainer):
             jit_compile = False
         if jit_compile == "auto":
             rows = self.distribute_strategy.device_rows
-            jit_compile = not run_eagerly and measure.are_accelerators(rows)
+            jit_compile = not run_eagerly and are_accelerators(rows)
         keras.Model.compile(
             self,
             **arguments,

@@ -4,12 +4,12 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.collectives.device_names import are_accelerators
 from tfscale.graphs.grappler import no_grappler
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.running.step import StepResult
@@ -131,11 +131,6 @@ def timelines(plan: PipelinePlan, measured: list[Span] | None = None) -> dict:
 
 def _work(spans):
     return sum(span.end - span.start for span in spans)
-
-
-def are_accelerators(device_rows: Sequence[Sequence[str]]) -> bool:
-    """Whether any stage, perhaps on another machine, is on no CPU."""
-    return any("CPU" not in name for row in device_rows for name in row)
 
 
 class _Clock:
