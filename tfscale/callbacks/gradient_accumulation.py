@@ -89,8 +89,8 @@ class GradientAccumulation(keras.callbacks.Callback):
         checks.check_rows(spec, self.num_microbatches)
         try:
             fitting.build(model, spec)
-        except (RuntimeError, ValueError) as error:
-            if not without_call.builds_otherwise(model, error):
+        except (RuntimeError, ValueError):
+            if not without_call.builds_otherwise(model):
                 raise
         adapt(model)
         measuring = fit.callbacks_of(GradientNoiseScale)

@@ -66,4 +66,6 @@ class Scope:
             ) from error
         # The return value would suppress the error.
         model = self._model
-        return model is not None and without_call.builds_otherwise(model, error)
+        if model is None or not isinstance(error, RuntimeError | ValueError):
+            return False
+        return without_call.builds_otherwise(model)

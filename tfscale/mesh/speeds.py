@@ -95,9 +95,3 @@ def speeds_by(seconds: Sequence[float]) -> list[float]:
     [1.0, 1.0, 2.0]
     """
     return [round(5 * float(max(seconds) / each)) / 5 for each in seconds]
-
-
-def speeds_of(mesh: keras.distribution.DeviceMesh) -> tuple[float, ...] | None:
-    """The speeds of a mesh's devices, or None if none or all are the same."""
-    speeds = getattr(mesh, "speeds", None)
-    return speeds if speeds and len(set(speeds)) > 1 else None

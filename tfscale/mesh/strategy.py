@@ -12,14 +12,14 @@ from tfscale.adapters.compiled_model import adapt_compiled_model
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
-from tfscale.mesh.device_grid import device_grid
-from tfscale.mesh.device_grid import rows_of_worker
 from tfscale.mesh.extended import MeshExtended
 from tfscale.mesh.mesh_config import MeshConfig
+from tfscale.mesh.mesh_config import device_grid
+from tfscale.mesh.mesh_config import rows_of_worker
+from tfscale.mesh.mesh_config import speeds_of
 from tfscale.mesh.models import without_call
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.mesh.scope import Scope
-from tfscale.mesh.speeds import speeds_of
 from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 
@@ -216,7 +216,8 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         call, model = fitting.keras_call(), None
         if call is not None and call.stage == "probe":
             model = call.model
-            without_call.build(model)
+            if not model.built:
+                without_call.build(model)
             if self._is_compiled_in_clusters(model):
                 adapt_compiled_model(model)
         return Scope(super().scope(), model)

@@ -12,12 +12,12 @@ from tfscale.mesh.models.wrapped_model import WrappedModel
 
 
 def build(model: keras.Model) -> None:
-    """Marks a model as built if it has no `call`, but built layers.
+    """Marks an unbuilt model as built if it has no `call`, but built layers.
 
     Raises:
         ValueError: If a layer is not built.
     """
-    if model.built or model.__class__.call is not keras.Model.call:
+    if model.__class__.call is not keras.Model.call:
         return
     layers = [x for x in attributes.flatten_layers(model) if x is not model]
     unbuilt = [layer.name for layer in layers if not layer.built]
@@ -31,7 +31,7 @@ def build(model: keras.Model) -> None:
     model.built = True
 
 
-def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
+def builds_otherwise(model: keras.Model) -> bool:
     """Whether a model that could not be called on its data still trains.
 
     If so its optimizer is built now, its metrics in the first step. With Keras'
@@ -39,8 +39,7 @@ def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
     """
     layers = [x for x in attributes.flatten_layers(model) if x is not model]
     if (
-        not isinstance(error, RuntimeError | ValueError)
-        or isinstance(model, WrappedModel)
+        isinstance(model, WrappedModel)
         or model.__class__.train_step is keras.Model.train_step
         or not layers
         or not all(layer.built for layer in layers)
