@@ -59,7 +59,9 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
     if states.are_weights_sharded:
         gather_again.gather_again()
     given = [i for i, value in enumerate(gradients) if value is not None]
-    dims = [_dim(states, gradients[i], variables[i]) for i in given]
+    dims: list = [None] * len(given)
+    if states.are_sharded:
+        dims = [_dim(states, gradients[i], variables[i]) for i in given]
     noise = extended.gradient_noise
     terms = [] if noise is None else noise.terms(gradients, variables)
     dims += [None] * len(terms)

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import layers
 from tfscale.collectives import device_names
 from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
@@ -87,8 +88,10 @@ class MeshUpdate:
             result = apply(grads, given_variables)
         if not tf.executing_eagerly():
             _split_identities(graph)
-        if self.extended.has_several_replicas:
-            optimizer_checks.check_draws(optimizer, graph, before)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        is_of_user = not layers.is_of_keras(inner.__class__)
+        if is_of_user and self.extended.has_several_replicas:
+            optimizer_checks.check_draws(inner, graph, before)
         if in_branch:
             self.states.all_gather(variables)
         return result

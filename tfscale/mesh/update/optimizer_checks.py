@@ -85,8 +85,7 @@ def check_draws(
     optimizer: keras.Optimizer, graph: tf.Graph, version: int
 ) -> None:
     """Refuses an optimizer whose replicas draw different random numbers."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if layers.is_of_keras(inner.__class__) or not graph.building_function:
+    if not graph.building_function:
         return
     graph_def = graph.as_graph_def(from_version=version)
     library = {f.signature.name: f.node_def for f in graph_def.library.function}
@@ -102,8 +101,8 @@ def check_draws(
         ):
             raise ValueError(
                 "An optimizer must update all replicas of a variable by the "
-                f"same numbers. Received: {inner.__class__.__name__}, which "
-                "draws different random numbers on each replica, by "
+                f"same numbers. Received: {optimizer.__class__.__name__}, "
+                "which draws different random numbers on each replica, by "
                 f"{node.op}. Draw by `keras.random` with a `seed`: a "
                 "`keras.random.SeedGenerator`, an attribute of the optimizer."
             )

@@ -85,9 +85,10 @@ def run_schedule(
 ) -> None:
     """Emits the actions of a schedule for one replica.
 
-    Repeated actions become a loop, unless `emit` or `update` is given, which
-    treat each action apart, or a stage has operations with side effects, which
-    TensorFlow would run in their order over all iterations.
+    Repeated actions of many microbatches become a loop, unless `emit` or
+    `update` is given, which treat each action apart, or a stage has operations
+    with side effects, which TensorFlow would run in their order over all
+    iterations.
 
     Args:
         actions: In an order in which each comes after all it depends on.
@@ -101,7 +102,9 @@ def run_schedule(
     """
     actions = list(_with_weights(actions, stages))
     executor = Executor(stages, devices, tensors, emit, update)
-    if tf.executing_eagerly() or emit or update or _have_side_effects(stages):
+    are_few = len(tensors[0].microbatches) < steady.MIN_MICROBATCHES
+    treats_each = tf.executing_eagerly() or emit or update
+    if are_few or treats_each or _have_side_effects(stages):
         executor.run(actions)
         return
     makers, readers = _users(stages, {(a.kind, a.stage) for a in actions})

@@ -180,8 +180,10 @@ def make_plan(
             f"names. Received: balance={balance!r}."
         )
     memory = stage_limit = None
+    in_flight: int | tuple[int, ...] = 1
     if memory_limit is not None:
         memory = layer_memory(graph, microbatch_size)
+        in_flight = peak_in_flight(schedule)
         # Stages that share a device share its limit.
         stage_limit = int(memory_limit * schedule.num_devices / num_stages)
     batch_size = max(
@@ -207,7 +209,7 @@ def make_plan(
         ],
         memory=memory,
         memory_limit=stage_limit,
-        in_flight=peak_in_flight(schedule),
+        in_flight=in_flight,
         recompute=recompute,
     )
     plan = PipelinePlan(

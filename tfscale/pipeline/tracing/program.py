@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,7 +11,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.collectives import rank_collectives
 from tfscale.mesh.strategy import MeshStrategy
-from tfscale.pipeline.stages import microbatch_checks
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
@@ -108,7 +108,9 @@ class Programs:
             )
         functional = plan.graph.functional
         sequence_plan = None
-        call = sequence_model.call_of(functional)
+        call = None
+        if self.strategy.extended.sequence_parallel:
+            call = sequence_model.call_of(functional)
         if call is not None:
             structure = attributes.inputs_structure(functional)
             x = keras.tree.pack_sequence_as(structure, inputs)
@@ -144,12 +146,12 @@ class Programs:
                 traced.append(of_ranks)
                 known.update(of_ranks[0].outputs)
             rows = next(filter(None, fed.values())).shape[0]
-            microbatch_checks.check_outputs(plan, known, rows)
+            _check_outputs(plan, known, rows)
             stages_of_ranks = list(zip(*traced))
             stages = stages_of_ranks[0]
             last = stages[-1]
             if targets is not None:
-                microbatch_checks.check_losses(plan, stages)
+                _check_losses(plan, stages)
                 if self.model is not None and not last.keeps_added:
                     self._check_none_added(known)
             num_replicas = self.strategy.extended.num_all_replicas
@@ -193,3 +195,50 @@ class Programs:
         rows, count = tensor.shape[0], self.plan.schedule.microbatches_per_batch
         rows = None if rows is None or rows % count else rows // count
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+
+
+def _check_losses(plan: PipelinePlan, stages: Sequence) -> None:
+    """Refuses to train or evaluate without loss, `add_loss` or regularizer."""
+    if (
+        stages[-1].losses
+        or any(keys.AddedLoss(i) in s.outputs for i, s in enumerate(stages))
+        or any(variable.regularizer for variable in plan.variables)
+    ):
+        return
+    raise ValueError(
+        "A model must have something to minimize. Received: a model compiled "
+        "without `loss`, none of whose layers calls `add_loss` or has a "
+        "regularizer. Pass `loss=` to `compile`."
+    )
+
+
+def _check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
+    """Refuses outputs without a row for each row of several microbatches.
+
+    `known` are specs of what the stages make of a microbatch of `rows` rows.
+    """
+    num_microbatches = plan.schedule.microbatches_per_batch
+    if num_microbatches == 1:
+        return
+    for value in plan.graph.outputs:
+        spec = known.get(keys.Activation(value))
+        if spec is None or not _is_without_rows(spec.shape, rows):
+            continue
+        name = next(c for c in plan.graph.calls if value in c.outputs).name
+        raise ValueError(
+            "Each output must have a row for each row of the batch, because "
+            "microbatches are concatenated. Received: an output of shape "
+            f"{tuple(spec.shape)}, of layer {name!r}, for a microbatch of "
+            f"{rows} rows. Use `PipelineModel(model, num_microbatches=1)`, or "
+            "wrap a model without that output: `keras.Model(model.inputs, "
+            "...)`."
+        )
+
+
+def _is_without_rows(shape, rows):
+    if shape.rank == 0:
+        return True
+    if shape.rank is None or shape[0] is None or rows == 0:
+        return False
+    # With frames folded into the batch there are several for each row.
+    return rows is None or shape[0] == 0 or shape[0] % rows != 0
