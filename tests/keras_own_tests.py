@@ -77,7 +77,7 @@ def _enter_scopes():
     from keras.src import testing
 
     from tfscale.adapters.optimizer import MeshOptimizer
-    from tfscale.context import rank_state
+    from tfscale.context import step_context
 
     set_up = testing.TestCase.setUp
 
@@ -90,7 +90,7 @@ def _enter_scopes():
         stack.enter_context(tfscale.MeshStrategy(mesh).scope())
         folder = pathlib.Path(inspect.getfile(type(self))).parent.name
         if folder == "losses":
-            stack.enter_context(rank_state.within(replica=0))
+            stack.enter_context(step_context.within_ranks(replica=0))
         if folder == "optimizers":
             for name in ("apply", "apply_gradients", "scale_loss"):
                 method = getattr(MeshOptimizer, name)

@@ -5,25 +5,26 @@ import threading
 
 from absl.testing import absltest
 
-from tfscale.context import rank_state
 from tfscale.context import step_context
 
 
 class StepTest(absltest.TestCase):
     def test_within_another_it_adds_to_it_and_ends_with_it(self):
-        before = rank_state.current()
-        with rank_state.within(reads_shards=True):
-            with rank_state.within(gradients_are_partial=True):
-                self.assertTrue(rank_state.current().reads_shards)
-                self.assertTrue(rank_state.current().gradients_are_partial)
-            self.assertFalse(rank_state.current().gradients_are_partial)
+        before = step_context.current().ranks
+        with step_context.within_ranks(reads_shards=True):
+            with step_context.within_ranks(gradients_are_partial=True):
+                self.assertTrue(step_context.current().ranks.reads_shards)
+                self.assertTrue(
+                    step_context.current().ranks.gradients_are_partial
+                )
+            self.assertFalse(step_context.current().ranks.gradients_are_partial)
             with (
                 self.assertRaises(KeyError),
-                rank_state.within(reads_shards=False),
+                step_context.within_ranks(reads_shards=False),
             ):
                 raise KeyError
-            self.assertTrue(rank_state.current().reads_shards)
-        self.assertIs(rank_state.current(), before)
+            self.assertTrue(step_context.current().ranks.reads_shards)
+        self.assertIs(step_context.current().ranks, before)
 
     def test_another_thread_has_its_own(self):
         seen = []
@@ -39,15 +40,15 @@ class StepTest(absltest.TestCase):
         fields = dataclasses.fields(step_context.Step)
         self.assertLessEqual(len(fields), 6)
         with step_context.within(batch_shard="a microbatch"):
-            with rank_state.within(replica=1):
+            with step_context.within_ranks(replica=1):
                 self.assertEqual(
                     step_context.current().batch_shard, "a microbatch"
                 )
-                self.assertEqual(rank_state.current().replica, 1)
-            self.assertIsNone(rank_state.current().replica)
+                self.assertEqual(step_context.current().ranks.replica, 1)
+            self.assertIsNone(step_context.current().ranks.replica)
 
     def test_an_unknown_name_is_refused(self):
-        for within in (step_context.within, rank_state.within):
+        for within in (step_context.within, step_context.within_ranks):
             with self.assertRaises(TypeError), within(reads_shard=True):
                 pass
 

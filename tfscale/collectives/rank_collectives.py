@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.collectives import operations
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.graphs import vectorized_map
 from tfscale.graphs.with_gradient import with_gradient
 
@@ -61,24 +61,24 @@ def rank() -> int:
 
 def local_shards():
     """Within it, a sharded variable is this rank's shard and not the whole."""
-    return rank_state.within(reads_shards=True)
+    return step_context.within_ranks(reads_shards=True)
 
 
 def reads_shards() -> bool:
     """Whether this thread is inside `local_shards`."""
-    return rank_state.current().reads_shards
+    return step_context.current().ranks.reads_shards
 
 
 def as_used(value):
     """The value of a trainable variable, as this thread uses it."""
-    if rank_state.current().gradients_are_partial and num_ranks() > 1:
+    if step_context.current().ranks.gradients_are_partial and num_ranks() > 1:
         return copy_to_ranks(value)
     return value
 
 
 def graph_of_collectives():
     """A context in the graph of collectives: outside of loops and branches."""
-    graph = rank_state.current().graph
+    graph = step_context.current().ranks.graph
     if graph is None or tf.executing_eagerly():
         return contextlib.nullcontext()
     return graph.as_default()

@@ -10,11 +10,48 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator
+from collections.abc import MutableMapping
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 _thread = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class RankState:
+    """How a thread, a model rank, uses variables while Keras calls layers.
+
+    Attributes:
+        devices: The devices of a strategy's call, if not one of each replica.
+        graph: The graph in which ranks call layers and meet, or None.
+        replica: The number of the replica, a tensor, in a function that is
+            traced once for all of them; else None.
+        reads_shards: Whether a sharded variable is this rank's shard.
+        gradients_are_partial: Whether whole variables are used on a shard of
+            something, so that their gradients are summed over the ranks.
+        given_shards: Tensors that stand for shards, by `id(variable)`.
+        seeds_are_for_shards: Whether random numbers are for a shard.
+        model: The functional model whose decisions count, or None.
+        sequence_plan: The plan of sequence parallelism, or None.
+        recorder: The `Recorder` of a model that is only traced, or None.
+        prepares_models: Whether this run searches for models to prepare.
+    """
+
+    devices: Sequence[str] | None = None
+    graph: Any = None
+    replica: Any = None
+    reads_shards: bool = False
+    gradients_are_partial: bool = False
+    given_shards: MutableMapping[int, Any] = dataclasses.field(
+        default_factory=dict
+    )
+    seeds_are_for_shards: bool = False
+    model: Any = None
+    sequence_plan: Any = None
+    recorder: Any = None
+    prepares_models: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +65,14 @@ class Step:
         gradient_capture: The `GradientCapture` of a microbatch, or None.
         update: The current `Update`, or None: of an optimizer that applies
             summed gradients, or of weights that are loaded on trial.
-        ranks: How layers use variables on model ranks, a `RankState`, or None.
+        ranks: How layers use variables on model ranks.
     """
 
     batch_shard: Any = None
     moments: Any = None
     gradient_capture: Any = None
     update: "Update | None" = None
-    ranks: Any = None
+    ranks: RankState = RankState()
 
     @property
     def sees_one_device(self) -> bool:
@@ -44,8 +81,7 @@ class Step:
         In a step on a shard, and in a function that is traced once for all
         replicas.
         """
-        is_for_all = self.ranks is not None and self.ranks.replica is not None
-        return is_for_all or self.batch_shard is not None
+        return self.ranks.replica is not None or self.batch_shard is not None
 
     @property
     def batch_shard_in_graph(self) -> Any:
@@ -101,6 +137,22 @@ def within(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _thread.step = before
+
+
+def within_ranks(**changes: Any) -> contextlib.AbstractContextManager[None]:
+    """Within it, this thread's model rank has other attributes."""
+    return within(ranks=dataclasses.replace(current().ranks, **changes))
+
+
+def is_in_nested_graph() -> bool:
+    """Whether this thread traces a branch, a loop or a function of a layer.
+
+    Ranks cannot exchange values there.
+    """
+    graph = current().ranks.graph
+    if graph is None or tf.executing_eagerly():
+        return False
+    return graph is not tf.compat.v1.get_default_graph()
 
 
 def _in_this_graph(found):

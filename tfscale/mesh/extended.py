@@ -19,7 +19,6 @@ from tfscale.collectives.reducer import is_of_threads
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
 from tfscale.collectives.workers import check_one_process
-from tfscale.context import rank_state
 from tfscale.context import step_context
 from tfscale.graphs import xla_clusters
 from tfscale.mesh.first_step import tell_if_long
@@ -117,7 +116,7 @@ class MeshExtended(symbols.MirroredExtended):
 
         In a call there is one for each model rank.
         """
-        return rank_state.current().devices or self._first_ranks
+        return step_context.current().ranks.devices or self._first_ranks
 
     @property
     def _first_ranks(self):
@@ -249,7 +248,7 @@ class MeshExtended(symbols.MirroredExtended):
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
         fn = on_thread(fn, self._strategy(), are_ranks=True)
-        with rank_state.within(devices=tuple(devices)):
+        with step_context.within_ranks(devices=tuple(devices)):
             return super()._call_for_each_replica(fn, args, kwargs or {})
 
     def measure_gradients(self, noise: Any) -> None:
@@ -386,5 +385,5 @@ class MeshExtended(symbols.MirroredExtended):
     def _local_results(self, value):
         # A merge call has a value of each rank.
         value = tf.nest.map_structure(self._of_first_ranks, value)
-        with rank_state.within(devices=None):
+        with step_context.within_ranks(devices=None):
             return super()._local_results(value)

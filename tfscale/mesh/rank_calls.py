@@ -17,7 +17,7 @@ from tfscale._internals import symbols
 from tfscale.adapters.mirrored_strategy import adapt_replica_context
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
@@ -93,7 +93,7 @@ def on_thread(
         context = tf.distribute.get_replica_context()
         adapt_replica_context(context, layer_losses.kept)
         graph = tf.compat.v1.get_default_graph() if are_ranks else None
-        with seeded(), rank_state.within(graph=graph):
+        with seeded(), step_context.within_ranks(graph=graph):
             return fn(*args, **kwargs)
 
     return call

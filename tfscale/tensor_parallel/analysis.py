@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import keras
 
 from tfscale._internals import attributes
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
@@ -65,7 +65,7 @@ def is_functional(layer: keras.Layer) -> bool:
 
 def model_in_call():
     """The model whose decision counts for this thread, or None."""
-    model = rank_state.current().model
+    model = step_context.current().ranks.model
     if model is not None:
         return model
     for caller in attributes.name_scope_callers():
@@ -123,7 +123,7 @@ def _is_inner(model):
         return True
     # A stage of a pipeline calls the layers of a model, and not itself.
     callers = attributes.name_scope_callers()
-    is_called = rank_state.current().model is None and bool(callers)
+    is_called = step_context.current().ranks.model is None and bool(callers)
     return is_called and callers[0] is not model
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
@@ -162,7 +162,9 @@ def trace_model(model, num_shards=1, inputs=None, modes=(True,)) -> TracedModel:
     def run():
         # In a separate graph, also within a replica.
         graph = tf.compat.v1.get_default_graph()
-        with rank_state.within(replica=None, recorder=records, graph=graph):
+        with step_context.within_ranks(
+            replica=None, recorder=records, graph=graph
+        ):
             made.update(_call(model, records, inputs, modes))
 
     graph = tf.compat.v1.wrap_function(run, []).graph

@@ -23,7 +23,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.adapters.seed_generator import adapt_generator
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
 from tfscale.context import step_context
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
@@ -57,7 +56,7 @@ def _seed_here(generator, seed):
         return seed
     plan = sequence.current()
     is_sharded = (
-        rank_state.current().seeds_are_for_shards
+        step_context.current().ranks.seeds_are_for_shards
         or (plan is not None and id(generator.state) in plan.sharded_generators)
         or generator.is_for_shard()
     )
@@ -103,7 +102,7 @@ class GlobalSeeds:
 
 
 def _of_replica(seed):
-    replica = rank_state.current().replica
+    replica = step_context.current().ranks.replica
     if replica is not None:
         # A tensor, in a function for all replicas.
         return tf.where(replica > 0, _with(replica, seed), seed)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.collectives import rank_collectives
 from tfscale.collectives import replica_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.variables import of_variable
 from tfscale.variables import weight_gather
 from tfscale.variables.sharding import Sharding
@@ -103,7 +103,7 @@ class ShardedVariable(MeshVariable):
             # Threads exchange values outside of loops and branches only.
             with (
                 rank_collectives.graph_of_collectives(),
-                rank_state.within(gradients_are_partial=False),
+                step_context.within_ranks(gradients_are_partial=False),
             ):
                 value = self._gathered()
             if self.trainable:

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
 from tfscale.context import step_context
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage
@@ -127,7 +126,7 @@ class StageGraph:
         noted = batch_norm.NotedMoments()
         with (
             variables.replaced(),
-            rank_state.within(replica=replica),
+            step_context.within_ranks(replica=replica),
             step_context.within(moments=noted),
         ):
             added = []

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import keys
 from tfscale.step import losses
@@ -55,7 +55,7 @@ class StageVariables(keras.StatelessScope):
     @contextlib.contextmanager
     def replaced(self):
         """Within it, layers use the tensors, and assign to them."""
-        with self, rank_state.within(given_shards=self._shards):
+        with self, step_context.within_ranks(given_shards=self._shards):
             yield
 
     def take_losses(self) -> list[tf.Tensor]:

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.graphs import xla_clusters
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.stages.graph import Value
@@ -110,7 +110,7 @@ def trace_on_ranks(
     def build_rank():
         graphs.append(make_graph())
         plan = sequence_plan and sequence_plan.for_call()
-        with rank_state.within(sequence_plan=plan, model=model):
+        with step_context.within_ranks(sequence_plan=plan, model=model):
             graphs[-1].build()
 
     def build():

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfscale._internals import instances
 from tfscale._internals import layers
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.rules import dense_rules
 from tfscale.tensor_parallel.rules import rules
@@ -125,7 +125,7 @@ class _Attention(rules.Rule):
             }
             return _call(layer, changed, args, kwargs)
         args, kwargs = self._with_layer_mask(args, kwargs)
-        with rank_state.within(seeds_are_for_shards=True):
+        with step_context.within_ranks(seeds_are_for_shards=True):
             outputs = _call(layer, self.local_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
             return outputs
@@ -232,7 +232,9 @@ def _heads_dim(dense):
 
 def _call_on_shards(layer, x):
     # Here the sequence is whole, and the heads are sharded.
-    with rank_state.within(sequence_plan=None, gradients_are_partial=True):
+    with step_context.within_ranks(
+        sequence_plan=None, gradients_are_partial=True
+    ):
         return layer(x)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfscale._internals import layers
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.graphs.einsum import einsum_terms
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
@@ -148,7 +148,7 @@ class _Row(rules.Rule):
         else:
             x = self._int8_sum(x)
         if layer.bias is not None:
-            with rank_state.within(gradients_are_partial=scatters):
+            with step_context.within_ranks(gradients_are_partial=scatters):
                 x = keras.ops.add(x, layer.bias)
         return x if layer.activation is None else layer.activation(x)
 

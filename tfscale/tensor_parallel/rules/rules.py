@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfscale._internals import instances
 from tfscale._internals import layers
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.variables.of_variable import sharding_of
 
@@ -154,7 +154,7 @@ def runs_as(layer, kinds, *methods: str) -> bool:
 
 def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
-    given = rank_state.current().given_shards
+    given = step_context.current().ranks.given_shards
     if id(variable) in given:
         return tf.cast(given[id(variable)], variable.dtype)
     with rank_collectives.local_shards():
@@ -164,7 +164,7 @@ def shard_of(variable):
 def assign_shard(variable, value) -> None:
     """Assigns this rank's shard of a Keras variable."""
     value = tf.cast(value, variable.dtype)
-    given = rank_state.current().given_shards
+    given = step_context.current().ranks.given_shards
     if id(variable) in given:
         given[id(variable)] = value
         return

@@ -9,7 +9,7 @@ from tfscale._internals import layers
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel.rules import attention_rules
 from tfscale.tensor_parallel.rules import channel_rules
@@ -119,11 +119,11 @@ class ShardedCall:
         rule = self.rule
         if rule is None:
             return call(*args, **kwargs)
-        if rank_state.is_in_nested_graph():
+        if step_context.is_in_nested_graph():
             # Its variables are gathered outside, where they are read.
             self.runs_nested = True
             return call(*args, **kwargs)
-        recorder = rank_state.current().recorder
+        recorder = step_context.current().ranks.recorder
         if recorder is None and rank_collectives.num_ranks() == 1:
             return call(*args, **kwargs)
         self.runs_by_rule = True

@@ -33,7 +33,7 @@ from tfscale._internals import symbols
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class SequencePlan:
 
 def current() -> SequencePlan | None:
     """The plan of this thread's model, or None."""
-    return rank_state.current().sequence_plan
+    return step_context.current().ranks.sequence_plan
 
 
 def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
@@ -148,9 +148,9 @@ class Boundary:
 
     def run(self, method: Callable, args, kwargs):
         """Calls a method, by the plan of this thread if there is one."""
-        if rank_state.is_in_nested_graph():
+        if step_context.is_in_nested_graph():
             return method(*args, **kwargs)
-        recorder = rank_state.current().recorder
+        recorder = step_context.current().ranks.recorder
         if recorder is not None:
             return recorder.run_with_edges(self, method, args, kwargs)
         plan, num_ranks = current(), rank_collectives.num_ranks()
@@ -166,7 +166,7 @@ class Boundary:
 
         args, kwargs = map_inputs(convert, args, kwargs)
         are_partial = id(self) in plan.partial_gradients
-        with rank_state.within(gradients_are_partial=are_partial):
+        with step_context.within_ranks(gradients_are_partial=are_partial):
             outputs = method(*args, **kwargs)
         return map_outputs(convert, outputs)
 

@@ -11,7 +11,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
@@ -83,7 +83,7 @@ class _Search:
         return self._plan
 
     def _trace(self, plan):
-        with rank_state.within(sequence_plan=plan):
+        with step_context.within_ranks(sequence_plan=plan):
             return model_trace.trace_model(
                 self._model,
                 1 if plan is None else self._num_ranks,

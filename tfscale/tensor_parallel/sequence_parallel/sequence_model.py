@@ -16,7 +16,7 @@ from tfscale._internals import attributes
 from tfscale.adapters.model import MeshModel
 from tfscale.adapters.model import adapt_model
 from tfscale.collectives import rank_collectives
-from tfscale.context import rank_state
+from tfscale.context import step_context
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -42,7 +42,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
 
     @functools.wraps(fn)
     def on_trial(*args, **kwargs):
-        with rank_state.within(prepares_models=True):
+        with step_context.within_ranks(prepares_models=True):
             return fn(*args, **kwargs)
 
     def trial():
@@ -74,7 +74,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
 
 def apply_decision(num_ranks: int, rule) -> None:
     """Sets the rule of a layer about to run as its model has it."""
-    if rank_state.current().prepares_models:
+    if step_context.current().ranks.prepares_models:
         model = analysis.model_in_call()
         if model is not None and call_of(model) is None:
             prepare(model, num_ranks)
@@ -129,17 +129,17 @@ class ModelCall:
         """Calls the model by its plan on ranks, and unchanged elsewhere."""
         plan = None
         if (
-            rank_state.current().recorder is None
+            step_context.current().ranks.recorder is None
             and sequence.current() is None
             and rank_collectives.num_ranks() > 1
-            and not rank_state.is_in_nested_graph()
+            and not step_context.is_in_nested_graph()
         ):
             training = kwargs.get("training", args[0] if args else None)
             plan = self.plan_for(inputs, bool(training))
         if plan is None:
             return call(inputs, *args, **kwargs)
         # The plan of this model counts, also within another model.
-        with rank_state.within(
+        with step_context.within_ranks(
             sequence_plan=plan.for_call(), model=self._model
         ):
             return call(inputs, *args, **kwargs)
