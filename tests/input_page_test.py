@@ -4,6 +4,7 @@ import os
 import re
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
@@ -14,6 +15,7 @@ _PATH = os.path.join(REPOSITORY, "docs", "input.md")
 
 
 class InputPageTest(tf.test.TestCase):
+    @pytest.mark.crossing
     def test_its_programs_run_one_after_the_other(self):
         with open(_PATH, encoding="utf-8") as file:
             programs = re.findall(

@@ -86,7 +86,7 @@ class WorkersTest(parameterized.TestCase):
         ),
         ("workers_of_1_4_2_and_3", ("-m",), ("sizes",), "counted_0", ""),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_each_number_once_in(self, command, arguments, result, says):
         with tempfile.TemporaryDirectory() as folder:
             said = forked_python.output(

@@ -9,6 +9,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -160,6 +161,7 @@ class PlanTest(parameterized.TestCase):
     @parameterized.parameters(
         ("linear", 0.2), ("sqrt", 0.1 * 2**0.5), (None, 0.1)
     )
+    @pytest.mark.crossing(every=3)
     def test_the_learning_rate_follows_the_batch_size(self, rule, expected):
         plan = {0: 1, 1: 2}
         options = dict(learning_rate=rule)

@@ -192,7 +192,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(frozen(decay), [0] * EPOCHS)
 
     @parameterized.parameters((None,), (dict(pipeline=2),))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_it_goes_on_after_an_interruption(self, axes):
         class Interrupt(keras.callbacks.Callback):
             left = 8

@@ -87,6 +87,7 @@ class NothingLeftTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEmpty(more)
         self.assertLessEqual(threads, 0)
 
+    @pytest.mark.crossing
     def test_the_collector_finds_all_of_throughput(self):
         # A function of a dataset is a cycle, which TensorFlow leaves to it.
         def alive():

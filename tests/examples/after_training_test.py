@@ -31,7 +31,7 @@ class AfterTrainingTest(parameterized.TestCase):
         (("--flagfile=configs/distill_noisy.flags",), 2, 0.9),
         (("--offline", "--num_replicas=2"), 3, 0.5),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_distill(self, arguments, count, least):
         found = numbers(r"accuracy (\S+)", run("distill", *arguments))
         self.assertLen(found, count)

@@ -63,6 +63,7 @@ class FinetuneBertTest(parameterized.TestCase):
             *("--num_passages=8", "--num_epochs=2", "--batch_size=16"),
         )
 
+    @pytest.mark.crossing
     def test_replicas_learn_with_a_preset(self):
         _, losses = self._train(*self._small(1), "--num_replicas=2")
         self.assertLen(losses, 2)

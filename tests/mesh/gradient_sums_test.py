@@ -139,6 +139,7 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         expected = same_numbers.on_one_device(job_)
         same_numbers.assert_same(self, expected, found)
 
+    @pytest.mark.crossing
     def test_a_second_sum_changes_nothing(self):
         def again(model, gradients, x, y):
             variables = model.trainable_variables

@@ -137,6 +137,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
                     other[name], value, rtol=1e-6, err_msg=f"{number}: {name}"
                 )
 
+    @pytest.mark.crossing
     def test_a_step_may_return_its_metrics_from_a_branch(self):
         # Replicas cannot exchange values there; the sums stay those of all.
         class OwnSteps(keras.Model):
@@ -210,7 +211,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(1, 2)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_a_step_may_return_a_metric_by_another_name(self, microbatches):
         # The guides of Keras write steps so. Keras then takes what the last
         # step returned as that of the epoch.

@@ -315,6 +315,7 @@ class BatchesTest(tf.test.TestCase, parameterized.TestCase):
     def test_predictions_of_model_ranks(self):
         self.check_predictions(model=2)
 
+    @pytest.mark.crossing
     def test_one_by_one_and_no_other_function_of_the_process(self):
         losses = []
         for jit_compile in (False, True):

@@ -127,7 +127,7 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(suffix.weights, 4)
 
     @parameterized.parameters(False, True)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_skips_structures_and_nested_models(self, nested):
         y = {"a": Y, "b": 2 * Y}
         self.check(lambda: residual(nested), "in_1", y)

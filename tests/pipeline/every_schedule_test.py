@@ -63,7 +63,7 @@ class SameNumbersTest(parameterized.TestCase):
         same_numbers.assert_same(self, one_device(), many)
 
     @parameterized.parameters(("interleaved", 3), ("zb1p", 3), ("auto", 2))
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_several_stages_on_a_device(self, schedule, stages_per_device):
         many = same_numbers.on_mesh(
             job(), 2, 4, schedule=schedule, stages_per_device=stages_per_device

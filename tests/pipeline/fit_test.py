@@ -354,6 +354,7 @@ class SavingTest(parameterized.TestCase):
         ):
             same_numbers.assert_close(actual, expected, expected.path)
 
+    @pytest.mark.crossing
     def test_weights_go_from_any_model_to_any_other(self):
         plain = without_norm()
         plain.save_weights(self.path("plain.weights.h5"))

@@ -91,6 +91,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             unmoved=("wide_0_bias", "wide_1_bias"),
         )
 
+    @pytest.mark.crossing
     def test_convolutions_with_a_bias_in_bfloat16(self):
         # Grappler fused them into an operation that a graph refuses.
         keras.config.set_dtype_policy("mixed_bfloat16")

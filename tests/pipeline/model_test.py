@@ -4,6 +4,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -350,6 +351,7 @@ class WrappedModelTest(tf.test.TestCase):
         _pipeline().summary(print_fn=lines.append)
         self.assertIn('Model: "tower"', "\n".join(map(str, lines)))
 
+    @pytest.mark.crossing
     def test_what_is_saved_is_the_plain_model_with_its_optimizer(self):
         model = _pipeline()
         x, y = _data()

@@ -120,6 +120,7 @@ def reference(model, make, optimizer, window):
 
 
 class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
+    @pytest.mark.crossing
     def test_a_single_number_counts_by_the_rows_of_its_own_batch(self):
         def mean_of_targets(y, _):
             return tf.reduce_mean(y)

@@ -110,7 +110,7 @@ class FitTest(parameterized.TestCase):
             np.testing.assert_array_equal(half, parts[len(parts) // 2 :])
 
     @parameterized.parameters((2, 1), (1, 2))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_statistics_in_bfloat16(self, num_replicas, num_ranks):
         # There a momentum of 0.99 is 0.988, by which averages went astray;
         # those of shards could not be assigned.

@@ -186,7 +186,7 @@ class ControlFlowTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, expected, found)
 
     @parameterized.parameters("branch", "outside_too", "attention", "cell")
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing
     def test_with_sequence_parallelism(self, name):
         trained = job(functional, CASES[name])
         expected = same_numbers.on_one_device(trained)

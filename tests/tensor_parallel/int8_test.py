@@ -206,7 +206,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
             0.0,
         ),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_quantizers_of_a_config(self, quantizers, tolerance):
         config = keras.quantizers.Int8QuantizationConfig(**quantizers)
         self.assertSameAsOneDevice("mlp", config, tolerance, model=2)

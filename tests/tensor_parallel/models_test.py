@@ -630,6 +630,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
+    @pytest.mark.crossing
     def test_layers_in_several_models(self):
         # What one model leaves sharded once left another one in parts.
         x, y = VECTORS["x"], VECTORS["y"]

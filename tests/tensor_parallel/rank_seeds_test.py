@@ -302,7 +302,7 @@ class TrainingTest(tf.test.TestCase, parameterized.TestCase):
         lambda: same_numbers.on_ranks(SHARDED, 2, 2),
         lambda: same_numbers.on_mesh(SHARDED, 2, 2, num_ranks=2),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_the_same_seed_gives_the_same_numbers(self, train):
         # To the last bit only without Grappler, which may rewrite the sums of
         # one and the same model in two ways, by how its operations are called.

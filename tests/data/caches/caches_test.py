@@ -356,6 +356,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(names, 1)
         self.assertNotIn("partial", names[0])
 
+    @pytest.mark.crossing
     def test_two_runs_at_a_time_write_one_cache(self):
         # Two containers had one name of the host and number of the process:
         # they wrote into one directory, and each removed the other's.

@@ -89,6 +89,7 @@ class PaddingTest(tf.test.TestCase, parameterized.TestCase):
         rows = [[*_row(n), 99] for n in y.tolist()]
         self.assertEqual(x.tolist(), _padded(rows))
 
+    @pytest.mark.crossing
     def test_caches(self):
         folder = self.create_tempdir().full_path
         kwargs = {"batch_size": 4, "padding": 0, "seed": 3}

@@ -198,6 +198,7 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
 class DerivedTest(tf.test.TestCase):
     """A pipeline that the user has repeated and mapped."""
 
+    @pytest.mark.crossing
     def test_its_position_stays_and_its_stages_are_left_alone(self):
         pipeline = data.pipeline(
             data.arrays(np.arange(32)), parse=lambda x: x + 1, batch_size=4

@@ -167,7 +167,7 @@ class AnyDataTest(parameterized.TestCase):
         (dict(data=1),),
         (dict(pipeline=2, num_microbatches=2),),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing
     def test_what_its_workers_have_made_is_trained_on(self, axes):
         # Keras looked at what it is like, and took batches away for that.
         self.assert_as_on_one_device(lambda: Batches(workers=2), axes)

@@ -267,7 +267,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
 
 class BackupTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("slots", None)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_what_is_saved_is_loaded_on_the_host_and_elsewhere(self, offload):
         folder = self.create_tempdir().full_path
         source = train("averaged", 1, "slots").model

@@ -146,7 +146,7 @@ class LoopTest(parameterized.TestCase):
         self.check(job(build_dense, own_loss=True), 2, 9)
 
     @parameterized.parameters((1, 8, "1f1b"), (2, 9, "gpipe"))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_an_input_may_be_an_output(self, stages, microbatches, schedule):
         # The last stage made it again, and loops took it for made only there:
         # the first stage read what nobody had written, or had a KeyError.
@@ -172,7 +172,7 @@ class LoopTest(parameterized.TestCase):
         self.check(passing, stages, microbatches, schedule=schedule)
 
     @parameterized.product(schedule=("gpipe", "1f1b"), num_microbatches=(2, 8))
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing
     def test_layers_of_several_stages_may_share_a_generator(
         self, schedule, num_microbatches
     ):
@@ -252,7 +252,7 @@ class LoopTest(parameterized.TestCase):
         self.assertEqual(seen, list(range(8)))
 
     @parameterized.parameters((None,), (["accuracy"],))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_outputs_are_kept_if_metrics_read_them(self, metrics):
         # TensorFlow does not drop what a loop keeps and nothing reads.
         with counted() as run:

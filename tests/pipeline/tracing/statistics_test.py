@@ -188,7 +188,7 @@ class StatisticsTest(parameterized.TestCase):
             )
 
     @parameterized.parameters(two_norms, shared_norm, renormalizing)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_with_one_microbatch_it_is_plain_keras(self, build):
         # No batch is smaller than the others: half the traces.
         whole = dict(x=FEATURES[:32], y=TARGETS[:32], batch_size=16)
@@ -198,7 +198,7 @@ class StatisticsTest(parameterized.TestCase):
         same_numbers.assert_same(self, one, many)
 
     @parameterized.parameters((1, 2), (2, 3))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_a_momentum_of_one_keeps_averages(self, num_replicas, count):
         # The moving variance was 0 / 0. Some microbatches have no rows.
         many = same_numbers.on_mesh(

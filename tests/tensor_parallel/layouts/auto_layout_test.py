@@ -3,6 +3,7 @@ import warnings
 import keras
 import keras_hub
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 from keras import layers
@@ -460,6 +461,7 @@ class TransformersTest(parameterized.TestCase):
             },
         )
 
+    @pytest.mark.crossing
     def test_t5_whose_heads_are_units_of_dense_layers(self):
         with warnings.catch_warnings():
             # Of Keras, of a mask that its attention does not pass on.

@@ -429,7 +429,7 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         ("example_block", 1), ("example", 2), ("gpt2", 2), ("llama", 2)
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing
     def test_of_residuals_a_rank_has_its_part(self, name, num_blocks):
         model, strategy, x = prepared(name)
         x = keras.tree.map_structure(lambda x: x[:4], x)
