@@ -119,7 +119,7 @@ class MeshWindowLayer(MeshLayer):
             return super().call(inputs, *args, **kwargs)
         missing = _missing_rows(inputs)
         inputs = _with_rows(inputs, missing)
-        args, kwargs = tf.nest.map_structure(_with_a_row, (args, kwargs))
+        args, kwargs = tf.nest.map_structure(with_a_row, (args, kwargs))
         outputs = super().call(inputs, *args, **kwargs)
         return tf.nest.map_structure(
             lambda output: _without(missing, output), outputs
@@ -143,7 +143,7 @@ def _missing_rows(tensor):
     return tf.maximum(tf.constant(rows) - tf.shape(tensor), 0)
 
 
-def _with_a_row(value):
+def with_a_row(value: Any) -> Any:
     """A tensor that has a row at least; without a copy if it has one."""
     if not tf.is_tensor(value) or value.shape.rank == 0:
         return value

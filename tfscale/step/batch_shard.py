@@ -14,6 +14,7 @@ A pipeline weighs the losses of all its microbatches by `shares_of`, before any
 of them runs.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -23,61 +24,51 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.adapters.layer import with_a_row
 from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
 from tfscale.step import losses
 from tfscale.tensor_parallel import layer_losses
 
 
+@dataclasses.dataclass(eq=False)
 class BatchShard:
     """Rows of a batch, whose losses count by their divisors.
 
     Created in the thread and the graph of the step.
 
-    Args:
+    Attributes:
         rows: Number of rows, a scalar.
-        total: Sums a tensor over the shards. All shards call it for the same
+        sum_up: Sums a tensor over the shards. All shards call it for the same
             tensors in the same order.
         num_replicas: The number by which Keras divides means.
-        layers: Layers that may hold losses, which `total` leaves alone.
-        all_rows: Number of rows of the batch, if known.
+        layers: Layers that may hold losses, which `sum_up` leaves alone.
+        known_rows: Number of rows of the batch, None until it is known.
         is_whole: Whether there is no other shard.
         compiled: A list for the losses given to `compile`, if the caller of
             `compute_loss` weighs and logs them itself, or None.
-        has_loss: Whether it is for losses and metrics too, and not for layers
-            only.
         is_common: Whether all replicas have the same rows.
         weighs_loss: Whether the loss that an optimizer scales counts by the
             rows, and not the gradients: in steps of Keras, of one loss and one
             optimizer. In half precision they then have the range of the whole
             batch's.
+        graph: The graph in which it is for losses and metrics too; None if it
+            is for layers only.
     """
 
-    def __init__(
-        self,
-        rows: tf.Tensor,
-        total: Callable[[tf.Tensor], tf.Tensor],
-        num_replicas: int,
-        layers: Sequence[keras.Layer] = (),
-        all_rows: tf.Tensor | None = None,
-        is_whole: bool = False,
-        compiled: list | None = None,
-        has_loss: bool = True,
-        is_common: bool = False,
-        weighs_loss: bool = False,
-    ):
-        self.rows = rows
-        self.num_replicas = num_replicas
-        self.is_whole = is_whole
-        self.compiled = compiled
-        self.is_common = is_common
-        self.weighs_loss = weighs_loss
-        self._total = total
-        self._all_rows = all_rows
-        self._share = None
-        self._layers = layers
-        graph = tf.compat.v1.get_default_graph()
-        self.graph = graph if has_loss else None
+    rows: tf.Tensor
+    sum_up: Callable[[tf.Tensor], tf.Tensor]
+    num_replicas: int
+    layers: Sequence[keras.Layer] = ()
+    known_rows: tf.Tensor | None = None
+    is_whole: bool = False
+    compiled: list | None = None
+    is_common: bool = False
+    weighs_loss: bool = False
+    graph: tf.Graph | None = dataclasses.field(
+        default_factory=tf.compat.v1.get_default_graph
+    )
+    _share: tf.Tensor | None = dataclasses.field(default=None, init=False)
 
     @classmethod
     def of_replica(cls, data, layers=(), **options) -> "BatchShard":
@@ -93,14 +84,8 @@ class BatchShard:
 
     def of_batch(self, data) -> "BatchShard":
         """The shard of the same replica of another batch."""
-        return BatchShard(
-            losses.num_rows(data),
-            self._total,
-            self.num_replicas,
-            self._layers,
-            is_common=self.is_common,
-            weighs_loss=self.weighs_loss,
-        )
+        rows = losses.num_rows(data)
+        return dataclasses.replace(self, rows=rows, known_rows=None)
 
     # No `functools.cached_property`: one lock for all threads, and the first
     # replica to hold it waits for the others in `total`.
@@ -108,9 +93,9 @@ class BatchShard:
     @property
     def all_rows(self) -> tf.Tensor:
         """Number of rows of all shards, a scalar."""
-        if self._all_rows is None:
-            self._all_rows = self.total(self.rows)
-        return self._all_rows
+        if self.known_rows is None:
+            self.known_rows = self.total(self.rows)
+        return self.known_rows
 
     @property
     def share(self) -> tf.Tensor:
@@ -154,18 +139,18 @@ class BatchShard:
 
         The number of rows is summed with it.
         """
-        if self._all_rows is not None:
+        if self.known_rows is not None:
             return self.total(numbers)
         with_rows = tf.concat([numbers, [self.rows]], axis=0)
-        *totals, self._all_rows = tf.unstack(self.total(with_rows))
+        *totals, self.known_rows = tf.unstack(self.total(with_rows))
         return tf.stack(totals)
 
     def total(self, tensor: tf.Tensor) -> tf.Tensor:
         """Sums a tensor over the shards."""
         # Meanwhile another replica calls the same layers.
-        with layer_losses.kept(self._layers):
+        with layer_losses.kept(self.layers):
             # No gradient flows through a divisor.
-            return self._total(tf.stop_gradient(tensor))
+            return self.sum_up(tf.stop_gradient(tensor))
 
     def loss_of(self, compute_loss, args, kwargs) -> tf.Tensor | None:
         """The result of a model's `compute_loss`; in replica context."""
@@ -224,9 +209,9 @@ class BatchShard:
         shares, _ = self.shares_of(found, divisors, self.rows)
         factors = tf.unstack(tf.math.divide_no_nan(shares, self.share))
         values = [
-            _with_a_row(loss.value)
+            # Without rows a mean is NaN.
+            with_a_row(loss.value)
             if loss.is_vector
-            # Without rows a custom mean is NaN.
             else tf.math.multiply_no_nan(
                 loss.value, tf.cast(factor, loss.value.dtype)
             )
@@ -278,9 +263,3 @@ def times(tensor: Any, weight: tf.Tensor) -> Any:
         values = times(tensor.values, weight)
         return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
     return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
-
-
-def _with_a_row(vector):
-    """The vector, or a zero in place of no rows, whose mean would be NaN."""
-    more = tf.maximum(1 - tf.shape(vector)[0], 0)
-    return tf.pad(vector, [[0, more], *[[0, 0]] * (vector.shape.rank - 1)])

@@ -91,7 +91,7 @@ def _count_once(model):
 def _predict(fn, *args, **kwargs):
     """Predicts on a shard, which may have no row."""
     data = keras.tree.flatten((args, kwargs))
-    batch_shard = BatchShard.of_replica(data, has_loss=False)
+    batch_shard = BatchShard.of_replica(data, graph=None)
     with step_context.within(batch_shard=batch_shard):
         return fn(*args, **kwargs)
 

@@ -98,7 +98,7 @@ def _of_user(targets, args, argument, training, is_whole):
         rows,
         total,
         1,
-        all_rows=all_rows,
+        known_rows=all_rows,
         is_whole=is_whole,
         compiled=compiled,
     )
