@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from collections.abc import Iterable
 from collections.abc import Iterator
 
 import keras
@@ -14,11 +13,12 @@ _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
 
 
 @contextlib.contextmanager
-def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
-    """Within it, an error of mixing shards with whole tensors is explained."""
+def explained(model: keras.Model) -> Iterator[None]:
+    """Explains an error of the model's own `train_step`, as a decorator too."""
     try:
         yield
     except ValueError as error:
+        variables = model.trainable_variables
         sharded = [v.path for v in variables if sharding_of(v).is_sharded]
         graph = tf.compat.v1.get_default_graph()
         if (

@@ -169,12 +169,7 @@ def explaining(fn: Callable) -> Callable:
     ):
         return fn
 
-    @functools.wraps(fn)
-    def run(*args, **kwargs):
-        with shard_errors.explained(model.trainable_variables):
-            return fn(*args, **kwargs)
-
-    return run
+    return shard_errors.explained(model)(fn)
 
 
 def model_of(fn: Callable) -> keras.Model | None:
