@@ -7,11 +7,17 @@ from absl.testing import parameterized
 
 from examples import gpt
 from tfscale.graphs import flops
+from tfscale.pipeline.stages import traced_call
 from tfscale.planner.traced import trace_table
 
 layers = keras.layers
 # Sizes that are all different, so that no mix-up of dims gives a right sum.
 BATCH, TIME, DIM = 1, 5, 6
+
+
+def operation_flops(operation, *args, **kwargs):
+    traced = traced_call.trace_call(operation, args, kwargs)
+    return flops.function_flops(traced)
 
 
 def tensor(*shape, dtype="float32"):
@@ -282,7 +288,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(*LAYERS)
     def test_counts_what_a_layer_multiplies(self, make, shape, macs, elements):
         self.assertEqual(
-            flops.operation_flops(make(), tensor(*shape)), 2 * macs + elements
+            operation_flops(make(), tensor(*shape)), 2 * macs + elements
         )
 
     def test_attention_counts_projections_scores_and_sum(self):
@@ -292,7 +298,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         projections = 2 * (5 * 6 * 3 + 7 * 8 * 3 + 7 * 8 * 4 + 5 * 4 * 6)
         attention = 2 * (5 * 7 * 3 + 5 * 7 * 4)
         self.assertEqual(
-            flops.operation_flops(layer, query, value),
+            operation_flops(layer, query, value),
             2 * (projections + attention) + 5 * 6,
         )
 
@@ -300,8 +306,8 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         layer = layers.MultiHeadAttention(2, 3)
         x = tensor(5, 6)
         self.assertEqual(
-            flops.operation_flops(layer, x, x, use_causal_mask=True),
-            flops.operation_flops(layer, x, x),
+            operation_flops(layer, x, x, use_causal_mask=True),
+            operation_flops(layer, x, x),
         )
 
     def test_grouped_query_attention_shares_keys_and_values(self):
@@ -310,7 +316,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         projections = 5 * 6 * 3 * (4 + 2 + 2) + 5 * 4 * 3 * 6
         attention = 4 * 2 * 5 * 5 * 3
         self.assertEqual(
-            flops.operation_flops(layer, tensor(5, 6), tensor(5, 6)),
+            operation_flops(layer, tensor(5, 6), tensor(5, 6)),
             2 * (projections + attention) + 5 * 6,
         )
 
@@ -322,9 +328,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
     def test_counts_operations_of_a_functional_graph(self, function):
         x, y = keras.Input((5, 6)), keras.Input((6, 7))
         model = keras.Model([x, y], function(x, y))
-        self.assertEqual(
-            flops.operation_flops(model, [x, y]), 2 * 5 * 6 * 7 + 5 * 7
-        )
+        self.assertEqual(operation_flops(model, [x, y]), 2 * 5 * 6 * 7 + 5 * 7)
 
     def test_ellipses_of_an_einsum_are_broadcast(self):
         def call(x):
@@ -332,13 +336,13 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
 
         layer = layers.Lambda(call, output_shape=(2, 3, 5, 7))
         self.assertEqual(
-            flops.operation_flops(layer, tensor(3, 5, 6)),
+            operation_flops(layer, tensor(3, 5, 6)),
             2 * 2 * 3 * 5 * 6 * 7 + 2 * 3 * 5 * 7,
         )
 
     def test_an_einsum_of_one_tensor_multiplies_nothing(self):
         layer = layers.Lambda(lambda x: tf.einsum("bij->bji", x))
-        self.assertEqual(flops.operation_flops(layer, tensor(5, 6)), 5 * 6)
+        self.assertEqual(operation_flops(layer, tensor(5, 6)), 5 * 6)
 
     @parameterized.named_parameters(
         ("matrix", lambda x: tf.matmul(x[0], tf.ones((5, 7)), True)),
@@ -346,7 +350,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
     )
     def test_a_transposed_matrix_is_contracted_by_its_rows(self, call):
         self.assertEqual(
-            flops.operation_flops(layers.Lambda(call), tensor(5, 6)),
+            operation_flops(layers.Lambda(call), tensor(5, 6)),
             2 * 6 * 5 * 7 + 6 * 7,
         )
 
@@ -355,19 +359,19 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         model = keras.Model(
             x, keras.ops.tensordot(x, keras.ops.ones((6, 7)), 1)
         )
-        self.assertEqual(flops.operation_flops(model, x), 2 * 5 * 6 * 7 + 5 * 7)
+        self.assertEqual(operation_flops(model, x), 2 * 5 * 6 * 7 + 5 * 7)
 
     def test_unknown_length_counts_as_one(self):
         layer = layers.LSTM(4)
         self.assertEqual(
-            flops.operation_flops(layer, tensor(None, 6)),
-            flops.operation_flops(layer, tensor(1, 6)),
+            operation_flops(layer, tensor(None, 6)),
+            operation_flops(layer, tensor(1, 6)),
         )
 
     def test_a_batch_size_counts_where_it_is_given(self):
         x = keras.KerasTensor((3, 6))
         self.assertEqual(
-            flops.operation_flops(layers.Dense(4), x), 3 * (2 * 6 * 4 + 4)
+            operation_flops(layers.Dense(4), x), 3 * (2 * 6 * 4 + 4)
         )
 
     def test_cudnn_kernels_count_as_the_layer_they_stand_for(self):
@@ -386,7 +390,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
             ).output[-1]
 
         self.assertEqual(
-            flops.operation_flops(
+            operation_flops(
                 layers.Lambda(call, output_shape=(4,)), tensor(5, 6)
             ),
             2 * 5 * 4 * (6 * 4 + 4 * 4) + 4,
@@ -398,7 +402,7 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         # That of the first layer alone, which has nothing before it, is less.
         layer = make()
         model = keras.Sequential([keras.Input(shape), Scale(), layer])
-        forward = flops.operation_flops(layer, tensor(*shape))
+        forward = operation_flops(layer, tensor(*shape))
         spec = tf.TensorSpec((None, *shape), "float32")
         both = flops.training_flops(model, spec)
         self.assertAllClose(both, 3 * forward, rtol=0.06)
@@ -458,14 +462,14 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
             del sizes
             return tf.matmul(mixer, x), tf.matmul(first, last, transpose_b=True)
 
-        found = flops.operation_flops(Calls(mixed), tensor(6, 4))
+        found = operation_flops(Calls(mixed), tensor(6, 4))
         self.assertEqual(found, 2 * (6 * 6 * 4 + 2 * 4 * 2) + 6 * 4 + 2 * 2)
 
     def test_counting_leaves_no_trace_in_the_layer(self):
         layer = AddsLoss()
         norm = layers.BatchNormalization()
-        flops.operation_flops(layer, tensor(DIM))
-        flops.operation_flops(norm, tensor(DIM), training=True)
+        operation_flops(layer, tensor(DIM))
+        operation_flops(norm, tensor(DIM), training=True)
         self.assertEmpty(layer.losses)
         self.assertAllEqual(norm.moving_mean, [0.0] * DIM)
 

@@ -1,4 +1,4 @@
-"""Counts the FLOPs of a layer by tracing it once and reading its graph.
+"""Counts the FLOPs of a traced function by reading its graph.
 
 `training_flops` counts those of a model, forward and backward.
 
@@ -8,9 +8,7 @@ and convolutions, in functions and loops.
 """
 
 import itertools
-import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,25 +17,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.graphs import walks
 from tfscale.graphs.einsum import einsum_labels
-
-
-def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
-    """Forward FLOPs of `operation(*args, **kwargs)` for one example.
-
-    A multiplication with an addition counts 2: matrix products, einsums and
-    convolutions are counted exactly, also inside of nested models, RNN loops
-    (times the sequence length) and branches (the most expensive one). Each
-    element of the outputs adds 1, for a bias, an activation or a look-up.
-
-    The arguments are `keras.KerasTensor`s in place of tensors. Unknown
-    dimensions, the batch too, count as 1.
-
-    Example: 8 x 4 weights for each of 16 positions, and the bias.
-
-    >>> operation_flops(keras.layers.Dense(4), keras.KerasTensor((None, 16, 8)))
-    1088
-    """
-    return function_flops(trace_call(operation, args, kwargs))
 
 
 def training_flops(model: keras.Model, inputs: Any) -> int:
@@ -79,40 +58,21 @@ def training_flops(model: keras.Model, inputs: Any) -> int:
     )
 
 
-def trace_call(
-    operation: Callable,
-    args: tuple,
-    kwargs: dict,
-    scope: keras.StatelessScope | None = None,
-) -> tf.types.experimental.ConcreteFunction:
-    """The function of a call, for one example; see `operation_flops`.
-
-    Variables are read from and assigned to in `scope`; by default they are read
-    where they are, and nothing is assigned.
-    """
-    tensors = [x for x in keras.tree.flatten((args, kwargs)) if _is_tensor(x)]
-
-    def call(*values):
-        values = iter(values)
-        call_args, call_kwargs = keras.tree.map_structure(
-            lambda x: next(values) if _is_tensor(x) else x, (args, kwargs)
-        )
-        # No state, seed or `add_loss` of the traced call may remain.
-        with scope or keras.StatelessScope():
-            return operation(*call_args, **call_kwargs)
-
-    return tf.function(call, autograph=False).get_concrete_function(
-        *(
-            tf.TensorSpec((x.shape[0] or 1, *x.shape[1:]), x.dtype)
-            if x.shape
-            else tf.TensorSpec((), x.dtype)
-            for x in tensors
-        )
-    )
-
-
 def function_flops(function: tf.types.experimental.ConcreteFunction) -> int:
-    """The FLOPs of a result of `trace_call`."""
+    """Forward FLOPs of a traced function.
+
+    A multiplication with an addition counts 2: matrix products, einsums and
+    convolutions are counted exactly, also inside of nested models, RNN loops
+    (times the sequence length) and branches (the most expensive one). Each
+    element of the outputs adds 1, for a bias, an activation or a look-up.
+
+    Example: 8 x 4 weights for each of 16 positions, and 64 results.
+
+    >>> function = tf.function(lambda x: tf.matmul(x, tf.ones((8, 4))))
+    >>> spec = tf.TensorSpec((1, 16, 8))
+    >>> function_flops(function.get_concrete_function(spec))
+    1088
+    """
     return _products(function) + sum(
         _size(output.shape.as_proto()) for output in _outputs(function)
     )
@@ -131,33 +91,8 @@ def _products(function) -> int:
     return 2 * _multiply_adds(graph.node, roots, {}, library)
 
 
-def call_key(operation, args, kwargs):
-    """A key that is equal for calls of the same work."""
-    try:
-        config = operation.get_config()
-        config.pop("name", None)
-        config = json.dumps(config, sort_keys=True)
-    except (AttributeError, NotImplementedError, TypeError):
-        config = id(operation)
-    variables = getattr(operation, "variables", [])
-    described = keras.tree.map_structure(
-        lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else repr(x),
-        (args, kwargs),
-    )
-    return (
-        type(operation),
-        config,
-        repr(described),
-        tuple(tuple(variable.shape) for variable in variables),
-    )
-
-
 def _is_float(x) -> bool:
     return tf.is_tensor(x) and x.dtype.is_floating
-
-
-def _is_tensor(x) -> bool:
-    return isinstance(x, keras.KerasTensor)
 
 
 def _multiply_adds(nodes, roots, shapes_of, library) -> int:

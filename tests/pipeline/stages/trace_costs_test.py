@@ -10,6 +10,7 @@ from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.pipeline.stages.trace_costs import UNKNOWN_LENGTH
 from tfscale.pipeline.stages.trace_costs import trace_costs
+from tfscale.pipeline.stages.traced_call import trace_call
 from tfscale.schedules.named_schedules import one_f_one_b
 
 
@@ -134,7 +135,10 @@ class CallsTest(tf.test.TestCase):
         self.assertLen(traced, 2)
         self.assertEqual(
             [call.flops for call in found.calls],
-            [flops.operation_flops(c.operation, inputs) for c in graph.calls],
+            [
+                flops.function_flops(trace_call(c.operation, (inputs,), {}))
+                for c in graph.calls
+            ],
         )
 
     def test_a_variable_belongs_to_the_calls_that_use_it(self):

@@ -19,6 +19,8 @@ from tfscale.graphs.noting_scope import NotingScope
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage
+from tfscale.pipeline.stages.traced_call import call_key
+from tfscale.pipeline.stages.traced_call import trace_call
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.phases import Phase
@@ -68,9 +70,9 @@ def _trace_calls(graph, length):
     known, calls = {}, []
     for call in graph.calls:
         args, kwargs = _described(call, graph)
-        key = flops.call_key(call.operation, args, kwargs)
+        key = call_key(call.operation, args, kwargs)
         if key not in known:
-            function = flops.trace_call(call.operation, args, kwargs)
+            function = trace_call(call.operation, args, kwargs)
             outputs = keras.tree.flatten(function.structured_outputs)
             known[key] = (
                 flops.function_flops(function),
@@ -133,7 +135,7 @@ def _used_variables(call, graph):
     scope = NotingScope()
     for training in (False, True):
         operation = called_in_model(call.operation, training)
-        flops.trace_call(operation, args, kwargs, scope)
+        trace_call(operation, args, kwargs, scope)
     return scope.read
 
 
@@ -153,7 +155,7 @@ def map_calls(
     for call in graph.calls:
         args, kwargs = _described(call, graph)
         key = (
-            flops.call_key(call.operation, args, kwargs),
+            call_key(call.operation, args, kwargs),
             tuple(value in differentiable for value in call.inputs),
             tuple(variable.trainable for variable in call.variables),
         )
