@@ -284,7 +284,7 @@ class GraphTest(tf.test.TestCase):
 
     @holds("tf_optimizer", "OptimizeGraph")
     @holds("cluster", "Cluster")
-    @holds("device_properties_pb2", "DeviceProperties", "NamedDevice")
+    @holds("device_properties_pb2", "NamedDevice")
     def test_grappler_folds_what_is_constant_for_a_described_machine(self):
         graph = tf.Graph()
         with graph.as_default():
@@ -294,11 +294,11 @@ class GraphTest(tf.test.TestCase):
         meta.collection_def["train_op"].node_list.value.extend(["x", "y"])
         config = tf.compat.v1.ConfigProto()
         config.graph_options.rewrite_options.min_graph_nodes = -1
-        properties = symbols.device_properties
-        device = properties.NamedDevice(
+        device = symbols.device_properties.NamedDevice(
             name="/job:localhost/replica:0/task:0/device:CPU:0",
-            properties=properties.DeviceProperties(type="CPU", num_cores=1),
+            properties={"type": "CPU", "environment": {"a": "b"}},
         )
+        self.assertEqual(device.properties.environment, {"a": "b"})
         cluster = symbols.grappler_cluster.Cluster(devices=[device])
         found = symbols.tf_optimizer.OptimizeGraph(
             config, meta, cluster=cluster

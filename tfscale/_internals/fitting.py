@@ -13,7 +13,6 @@ from tfscale._internals import datasets
 from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
 from tfscale._internals.symbols import DistributedDataset
-from tfscale._internals.symbols import PerReplicaSpec
 from tfscale._internals.symbols import TFEpochIterator
 
 # Private state that callbacks of Keras keep for later steps.
@@ -166,14 +165,11 @@ def rows_of_arrays(epochs: TFEpochIterator) -> list[str]:
 
 def element_spec_of(epochs: TFEpochIterator) -> Any:
     """The data of a replica in a step, as `tf.TypeSpec`s."""
-
-    def of_one(spec):
-        if isinstance(spec, PerReplicaSpec):
-            return spec._value_specs[0]
-        return spec
-
-    spec = distributed_data(epochs).element_spec
-    return datasets.spec_of_batch(tf.nest.map_structure(of_one, spec))
+    spec = tf.nest.map_structure(
+        lambda spec: getattr(spec, "_value_specs", [spec])[0],
+        distributed_data(epochs).element_spec,
+    )
+    return datasets.spec_of_batch(spec)
 
 
 def distributed_data(epochs: TFEpochIterator) -> Any:

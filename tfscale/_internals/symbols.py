@@ -29,7 +29,6 @@ from tensorflow.python.distribute.input_lib import InputWorkers
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.values import Mirrored
 from tensorflow.python.distribute.values import MirroredVariable
-from tensorflow.python.distribute.values import PerReplicaSpec
 from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.distribute.values_util import (
     get_current_replica_id_as_int,

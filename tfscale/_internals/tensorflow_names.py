@@ -62,7 +62,6 @@ python.distribute.values
     Mirrored: a value with equal components
     MirroredVariable: a variable with equal components
     SyncOnReadVariable: a variable that is added up when read
-    PerReplicaSpec: what the replicas get of a step
 python.distribute.values.PerReplicaSpec.__init__
     _value_specs: the specs of a value on each replica
 python.distribute.values.DistributedValues
@@ -119,7 +118,7 @@ python.eager.context.Context
     set_config_key_value: what this worker says to the others
     function_call_options: without Grappler
 core.protobuf.device_properties_pb2
-    DeviceProperties, NamedDevice: what Grappler is told of a device
+    NamedDevice: what Grappler is told of a device
 tsl.profiler.protobuf.xplane_pb2
     XSpace: what the profiler writes
 python.grappler.cluster
