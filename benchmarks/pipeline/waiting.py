@@ -5,7 +5,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfscale.graphs.grappler import no_grappler
+from tfscale.graphs.function_options import no_grappler
 from tfscale.pipeline.running.step import PipelineStep
 
 

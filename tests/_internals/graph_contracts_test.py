@@ -11,7 +11,7 @@ from tfscale._internals import attributes
 from tfscale._internals import datasets
 from tfscale._internals import symbols
 from tfscale.graphs import dataset_graph
-from tfscale.graphs import grappler
+from tfscale.graphs import function_options
 from tfscale.graphs import vectorized_map
 from tfscale.variables import weight_gather
 
@@ -233,7 +233,7 @@ class GraphTest(tf.test.TestCase):
     def test_functions_of_a_thread_are_run_by_its_options(self):
         context = symbols.eager_context.context()
         before = context.function_call_options
-        with grappler.no_grappler():
+        with function_options.no_grappler():
             found = tf.compat.v1.ConfigProto.FromString(
                 context.function_call_options.config_proto_serialized
             )

@@ -19,6 +19,7 @@ from tests import same_numbers
 from tests.executed_functions import executed_functions
 from tests.source_files import REPOSITORY
 from tests.tensor_parallel import optimizer_test
+from tfscale.graphs import function_options
 from tfscale.graphs import xla_clusters
 
 layers = keras.layers
@@ -325,7 +326,7 @@ class BatchesTest(tf.test.TestCase, parameterized.TestCase):
                 model.compile("sgd", "mse", jit_compile=jit_compile)
             with executed_functions() as found:
                 loss = [model.train_on_batch(X[:8], X[:8])]
-            self.assertFalse(xla_clusters.are_on())
+            self.assertFalse(function_options.have_clusters())
             losses.append([*loss, model.test_on_batch(X[:8], X[:8])])
             number = len(clusters_by_device(found))
             self.assertEqual(number, 2 if jit_compile else 0)

@@ -247,6 +247,17 @@ def functional_in(model: keras.Model) -> keras.Model | None:
     return model._functional if isinstance(model, keras.Sequential) else None
 
 
+def functional_of(layer: Any) -> keras.Model | None:
+    """The functional model that a call of `layer` runs, or None."""
+    if isinstance(layer, keras.Sequential):
+        overrides_call = layer.__class__.call is not keras.Sequential.call
+        return None if overrides_call else functional_in(layer)
+    functional = functional_class()
+    if not isinstance(layer, functional):
+        return None
+    return layer if layer.__class__.call is functional.call else None
+
+
 # --- variables ------------------------------------------------------------
 
 

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from tfscale._internals import in_place
 from tfscale.adapters.model import MeshModel
-from tfscale.graphs import xla_clusters
+from tfscale.graphs.function_options import clusters
 from tfscale.graphs.function_options import outermost
 
 
 class CompiledModel(MeshModel):
     """A model with `jit_compile=True`, which Keras compiles for one device.
 
-    Its functions are compiled in clusters, see `xla_clusters`.
+    Its functions are compiled in clusters, see `graphs/xla_clusters.py`.
     """
 
     jit_compile: bool
@@ -49,7 +49,7 @@ class CompiledModel(MeshModel):
         is_compiled = self.jit_compile
         self.jit_compile = False
         try:
-            yield [xla_clusters.clusters] if is_compiled else []
+            yield [clusters] if is_compiled else []
         finally:
             self.jit_compile = is_compiled
 

@@ -10,9 +10,35 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 
+_ON = tf.compat.v1.OptimizerOptions.ON_1
+
+
+def no_grappler() -> contextlib.AbstractContextManager[None]:
+    """Within it, this thread calls functions without Grappler."""
+
+    def turn_off(config):
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+
+    return _of_thread(turn_off)
+
+
+def clusters() -> contextlib.AbstractContextManager[None]:
+    """Within it, XLA compiles clusters of the functions of this thread."""
+
+    def turn_on(config):
+        config.graph_options.optimizer_options.global_jit_level = _ON
+
+    return _of_thread(turn_on)
+
+
+def have_clusters() -> bool:
+    """Whether functions that this thread calls, or traces, have clusters."""
+    config = _options(symbols.eager_context.context().function_call_options)
+    return config.graph_options.optimizer_options.global_jit_level == _ON
+
 
 @contextlib.contextmanager
-def of_thread(change: Callable[[tf.compat.v1.ConfigProto], None]):
+def _of_thread(change: Callable[[tf.compat.v1.ConfigProto], None]):
     """Within it, this thread calls functions with options that are changed.
 
     Args:
@@ -29,11 +55,6 @@ def of_thread(change: Callable[[tf.compat.v1.ConfigProto], None]):
         yield
     finally:
         context.function_call_options = before
-
-
-def current() -> tf.compat.v1.ConfigProto:
-    """The options with which this thread calls functions."""
-    return _options(symbols.eager_context.context().function_call_options)
 
 
 def _options(function_call_options):

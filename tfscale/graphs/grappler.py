@@ -7,7 +7,6 @@ each once, and the step that calls them runs without Grappler. Options of the
 process do not change.
 """
 
-import contextlib
 import dataclasses
 import functools
 
@@ -15,7 +14,6 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.graphs import function_options
 from tfscale.graphs.subgraph import Subgraph
 
 
@@ -96,12 +94,3 @@ def _control_flow(graph_def):
         for node in nodes:
             if node.op.removeprefix("Stateless") in ("Case", "If", "While"):
                 yield node
-
-
-def no_grappler() -> contextlib.AbstractContextManager[None]:
-    """Within it, this thread calls functions without Grappler."""
-    return function_options.of_thread(_disable)
-
-
-def _disable(config):
-    config.graph_options.rewrite_options.disable_meta_optimizer = True

@@ -22,25 +22,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.graphs import function_options
 from tfscale.graphs import random_operations
-
-_ON = tf.compat.v1.OptimizerOptions.ON_1
-
-
-def clusters() -> contextlib.AbstractContextManager[None]:
-    """Within it, XLA compiles clusters of the functions of this thread."""
-    return function_options.of_thread(_turn_on)
-
-
-def _turn_on(config):
-    config.graph_options.optimizer_options.global_jit_level = _ON
-
-
-def are_on() -> bool:
-    """Whether functions that this thread calls, or traces, have clusters."""
-    options = function_options.current().graph_options.optimizer_options
-    return options.global_jit_level == _ON
 
 
 @contextlib.contextmanager

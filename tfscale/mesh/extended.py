@@ -20,6 +20,7 @@ from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
 from tfscale.collectives.workers import check_one_process
 from tfscale.context import step_context
+from tfscale.graphs import function_options
 from tfscale.graphs import xla_clusters
 from tfscale.mesh.first_step import tell_if_long
 from tfscale.mesh.inputs.mesh_inputs import MeshInputs
@@ -203,10 +204,10 @@ class MeshExtended(symbols.MirroredExtended):
         logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
             adapt_model(model)
-        compiled = (
-            xla_clusters.with_exceptions if xla_clusters.are_on() else None
-        )
-        with (compiled or contextlib.nullcontext)():
+        outside: Any = contextlib.nullcontext
+        if function_options.have_clusters():
+            outside = xla_clusters.with_exceptions
+        with outside():
             results = self._call(fn, args, kwargs)
         if logs_are_packed:
             self._logs = PackedLogs(

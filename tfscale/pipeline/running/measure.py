@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.collectives.device_names import are_accelerators
-from tfscale.graphs.grappler import no_grappler
+from tfscale.graphs.function_options import no_grappler
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.running.step import StepResult
 from tfscale.pipeline.stages.graph import Graph

@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale._internals.releases import called_in_model
-from tfscale.tensor_parallel.layouts.projections import functional_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +143,7 @@ def flatten_model(model: keras.Model, layer: str | None = None) -> Graph:
         ValueError: If the model is not functional: a `call` of its own hides
             from Keras, and so from here, in which order layers are called.
     """
-    functional = functional_of(model)
+    functional = attributes.functional_of(model)
     if functional is None:
         raise _not_functional(model)
     flattener = _Flattener(layer)
@@ -218,7 +217,7 @@ class _Flattener:
         return [values[id(x)] for x in functional.outputs]
 
     def _add_call(self, operation, args, kwargs, outputs):
-        nested = functional_of(operation)
+        nested = attributes.functional_of(operation)
         if nested is not None and self._opens(nested, args, kwargs):
             inputs = keras.tree.flatten(args)
             masks = keras.tree.flatten(kwargs.get("mask"))

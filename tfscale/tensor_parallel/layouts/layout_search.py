@@ -15,7 +15,6 @@ from tfscale._internals import attributes
 from tfscale.tensor_parallel.layouts.layouts import AXIS
 from tfscale.tensor_parallel.layouts.projections import Projection
 from tfscale.tensor_parallel.layouts.projections import dense_pairs
-from tfscale.tensor_parallel.layouts.projections import functional_of
 from tfscale.tensor_parallel.layouts.projections import projection_of
 
 
@@ -101,7 +100,7 @@ def _visit(layer, plan, seen):
     sublayers = attributes.sublayers(layer)
     projections = [p for p in map(projection_of, sublayers) if p is not None]
     _shard_heads(projections, plan)
-    graph = functional_of(layer)
+    graph = attributes.functional_of(layer)
     if graph is None:
         _shard_flat_heads(layer, projections, plan)
         _shard_experts(layer, plan)

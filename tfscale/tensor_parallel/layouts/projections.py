@@ -141,14 +141,3 @@ def dense_pairs(graph) -> Iterator[tuple[list[Projection], Projection]]:
         )
         if ups and is_private and {p.sizes[1] for p in ups} == {down.sizes[0]}:
             yield ups, down
-
-
-def functional_of(layer):
-    """The functional model that a call of `layer` runs, or None."""
-    kind = layer.__class__
-    if isinstance(layer, keras.Sequential):
-        overrides_call = kind.call is not keras.Sequential.call
-        return None if overrides_call else attributes.functional_in(layer)
-    functional = attributes.functional_class()
-    is_functional = isinstance(layer, functional)
-    return layer if is_functional and kind.call is functional.call else None
