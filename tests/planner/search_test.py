@@ -113,15 +113,9 @@ class BadInputTest(parameterized.TestCase):
             ValueError,
             r"must fit into 90 % .* Received: 'gpt' with .*"
             r" and 1 x H100 .*"
-            r"The smallest plan \(num_microbatches=64\) needs .* GB: weights .*"
-            r"num_devices=2 helps most, with ",
+            r"The smallest plan \(num_microbatches=64\) needs .* GB: weights ",
         ):
             search.rank(_table(), 1, 64, H100)
-
-    def test_nothing_fits_and_a_batch_of_1_has_no_half(self):
-        device = dataclasses.replace(H100, memory=1e4)
-        with self.assertRaisesRegex(ValueError, "num_devices=2 helps most"):
-            search.rank(_table(can_be_cut=False), 1, 1, device)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def plan(
             inputs leave sizes open and there is no `length`,
             `build_model` compiles it or creates a variable of a value, no
             preset has that name, nothing divides the batch, or no plan fits:
-            the message then says what the smallest needs and what helps most.
+            the message then says what the smallest needs.
 
     Example:
 

@@ -32,12 +32,20 @@ def rank(
     With `speeds` of the devices, meshes have several along one axis only.
     A `ValueError` says so if nothing divides the batch, or nothing fits.
     """
-    found = _predict_all(table, num_devices, batch_size, device, speeds)
+    settings = _settings(table, num_devices, batch_size, device)
+    if speeds is not None:
+        settings = (
+            dataclasses.replace(each, speeds=speeds)
+            for each in settings
+            if num_devices in (each.data, each.pipeline)
+        )
+    predict = Predictor(table, batch_size, device).predict
+    found = list(map(predict, settings))
     if not found:
         raise _indivisible(table, num_devices, batch_size)
     fitting = [p for p in found if p.num_bytes <= device.usable_memory]
     if not fitting:
-        raise _too_large(found, table, num_devices, batch_size, device)
+        raise _too_large(found, table, batch_size, device)
     return sorted(
         fitting, key=lambda p: (p.step_seconds, len(p.settings.changed()))
     )
@@ -70,18 +78,6 @@ def why_slower(prediction: Prediction, than: Prediction) -> str:
     if more[cause] <= 0:
         return ""
     return f"{cause} +{100 * more[cause] / than.step_seconds:.1f} %"
-
-
-def _predict_all(table, num_devices, batch_size, device, speeds=None):
-    predict = Predictor(table, batch_size, device).predict
-    settings = _settings(table, num_devices, batch_size, device)
-    if speeds is not None:
-        settings = (
-            dataclasses.replace(each, speeds=speeds)
-            for each in settings
-            if num_devices in (each.data, each.pipeline)
-        )
-    return list(map(predict, settings))
 
 
 def _settings(table, num_devices, batch_size, device) -> Iterator[Settings]:
@@ -142,38 +138,18 @@ def _indivisible(table, num_devices, batch_size):
     )
 
 
-def _too_large(found, table, num_devices, batch_size, device):
-    def smallest(predictions):
-        return min(predictions, key=lambda p: p.num_bytes, default=None)
-
-    least = smallest(found)
-    changes = {
-        f"num_devices={2 * num_devices}": (2 * num_devices, batch_size),
-        f"batch_size={batch_size // 2}": (num_devices, batch_size // 2),
-    }
-    needed = {
-        change: p.num_bytes
-        for change, sizes in changes.items()
-        if 0 not in sizes
-        and (p := smallest(_predict_all(table, *sizes, device)))
-    }
-    helps = "."
-    if needed:
-        change = min(needed, key=needed.__getitem__)
-        helps = (
-            ": of twice the devices and half the batch, "
-            f"{change} helps most, with {readable_bytes(needed[change])}."
-        )
+def _too_large(found, table, batch_size, device):
+    least = min(found, key=lambda p: p.num_bytes)
     kinds = ", ".join(
         f"{kind} {readable_bytes(size)}" for kind, size in least.memory.items()
     )
     return ValueError(
         "A plan must fit into 90 % of a device's memory. Received: "
         f"{table.name!r} with {table.num_weights:,} weights, "
-        f"batch_size={batch_size}, and {num_devices} x {device.name} of "
-        f"{readable_bytes(device.memory)}. The smallest plan "
+        f"batch_size={batch_size}, and {least.settings.num_devices} x "
+        f"{device.name} of {readable_bytes(device.memory)}. The smallest plan "
         f"({least.settings}) needs {readable_bytes(least.num_bytes)}: {kinds}. "
-        f"Use more or larger devices, or a smaller batch{helps}"
+        "Use more or larger devices, or a smaller batch."
     )
 
 
