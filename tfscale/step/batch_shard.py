@@ -44,7 +44,6 @@ class BatchShard:
         num_replicas: The number by which Keras divides means.
         layers: Layers that may hold losses, which `sum_up` leaves alone.
         known_rows: Number of rows of the batch, None until it is known.
-        is_whole: Whether there is no other shard.
         compiled: A list for the losses given to `compile`, if the caller of
             `compute_loss` weighs and logs them itself, or None.
         is_common: Whether all replicas have the same rows.
@@ -61,7 +60,6 @@ class BatchShard:
     num_replicas: int
     layers: Sequence[keras.Layer] = ()
     known_rows: tf.Tensor | None = None
-    is_whole: bool = False
     compiled: list | None = None
     is_common: bool = False
     weighs_loss: bool = False
@@ -202,9 +200,6 @@ class BatchShard:
         )
         if not found:
             return None
-        # Once, and not for each replica.
-        if not self.is_whole and not symbols.get_current_replica_id_as_int():
-            losses.warn_of_reduced(found)
         divisors = tf.stack([loss.divisor for loss in found])
         shares, _ = self.shares_of(found, divisors, self.rows)
         factors = tf.unstack(tf.math.divide_no_nan(shares, self.share))
@@ -220,6 +215,9 @@ class BatchShard:
         if self.compiled is not None:
             self.compiled += found
         else:
+            # Once, and not for each replica.
+            if not symbols.get_current_replica_id_as_int():
+                losses.warn_of_reduced(found)
             rows = keras.tree.flatten(y_pred)[0].shape[0]
             metrics = compile_loss.metrics
             losses.log(metrics, values, rows, self.share, self.rows)

@@ -123,11 +123,15 @@ class OfSubclass(tfscale.PipelineModel):
         )
 
 
-def pipeline(model, kind=tfscale.PipelineModel, num_microbatches=2):
+def mean_of_all(y, y_pred):
+    return keras.ops.mean(keras.ops.square(y - y_pred))
+
+
+def pipeline(model, kind=tfscale.PipelineModel, num_microbatches=2, loss="mse"):
     strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
     with strategy.scope():
         pipeline = kind(model(), num_microbatches, balance="params")
-        pipeline.compile("sgd", "mse")
+        pipeline.compile("sgd", loss)
     return pipeline
 
 
@@ -191,6 +195,19 @@ class OwnLossTest(parameterized.TestCase):
         own.set_weights(plain.get_weights())
         loss = own.train_on_batch(*data)
         same_numbers.assert_close(loss, 10.0 * plain.train_on_batch(*data))
+
+    def test_a_scalar_loss_is_named_where_a_batch_has_parts(self):
+        data = FEATURES[:6], VALUES[:6]
+        for count in (1, 2):
+            model = pipeline(
+                lambda: build(keras.Model, None), OfSubclass, count, mean_of_all
+            )
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                model.train_on_batch(*data)
+            found = [str(x.message) for x in found]
+            named = ["'mean_of_all', which returns" in text for text in found]
+            self.assertEqual(sum(named), count - 1, found)
 
     @parameterized.named_parameters(
         ("reads_layer", ReadsLayer, r"a/kernel' of another stage.*return what"),

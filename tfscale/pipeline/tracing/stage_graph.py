@@ -195,13 +195,11 @@ class StageGraph:
             total += tf.math.multiply_no_nan(added, scale)
         if self.targets is None:
             return total
-        is_whole = not (self.options.accumulate or self.options.has_replicas)
         self.losses, self.by_added = stage_losses.find(
             self.targets,
             [values[v] for v in self.stage.outputs],
             self._argument,
             training=self.options.training,
-            is_whole=is_whole,
         )
         if not self.losses:
             return total

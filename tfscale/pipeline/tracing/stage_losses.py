@@ -41,14 +41,12 @@ def find(
     argument: Callable[..., tf.Tensor],
     *,
     training: bool,
-    is_whole: bool,
 ) -> tuple[tuple[losses.CompiledLoss, ...], tf.Tensor | None]:
     """The losses of a microbatch, in the graph of the last stage.
 
     Also returns the gradient of a custom `compute_loss` by what layers add to
     it; None if there is none. `outputs` of the model are flattened; `argument`
-    returns the placeholder of a key, a shape and a dtype; `is_whole` says
-    whether a microbatch is the batch of all replicas.
+    returns the placeholder of a key, a shape and a dtype.
     """
     tensors = [
         argument(keys.Target(i), spec.shape, spec.dtype)
@@ -62,7 +60,7 @@ def find(
     by_added = None
     if targets.model is not None:
         args = *x, y, y_pred, sample_weight
-        found, by_added = _of_user(targets, args, argument, training, is_whole)
+        found, by_added = _of_user(targets, args, argument, training)
     else:
         found = losses.compiled_losses(
             targets.compile_loss, y, y_pred, sample_weight
@@ -78,7 +76,7 @@ def find(
     return found, by_added
 
 
-def _of_user(targets, args, argument, training, is_whole):
+def _of_user(targets, args, argument, training):
     """The losses of `compile`, then the user's `compute_loss`.
 
     Called as on replicas (step/batch_shard.py). A zero stands for the losses
@@ -95,12 +93,7 @@ def _of_user(targets, args, argument, training, is_whole):
     rows = argument(keys.ROWS, [], losses.precision())
     all_rows = argument(keys.ALL_ROWS, [], losses.precision())
     batch_shard = BatchShard(
-        rows,
-        total,
-        1,
-        known_rows=all_rows,
-        is_whole=is_whole,
-        compiled=compiled,
+        rows, total, 1, known_rows=all_rows, compiled=compiled
     )
     added = tf.identity(tf.zeros((), losses.precision()))
     model = instances.view(
@@ -127,8 +120,5 @@ def _of_user(targets, args, argument, training, is_whole):
         is_reduced=False,
     )
     # Losses of `compile` are only logged.
-    shown = [
-        dataclasses.replace(each, weight=0.0, is_reduced=False)
-        for each in compiled
-    ]
+    shown = [dataclasses.replace(each, weight=0.0) for each in compiled]
     return (*shown, custom_loss), by_added
