@@ -88,7 +88,7 @@ class ReplicaStep:
         capture.check()
         checks.check_updates(self._model, scope.changed)
         *self._totals, rows = _sums_at_once(
-            noted, [*found, noted.in_its_row(self._rows)]
+            noted, [*found, batch_norm.in_its_row(self._rows)]
         )
         self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
         self._all_rows = tf.reduce_sum(rows)

@@ -69,7 +69,7 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
     sum_up = functools.partial(replica_collectives.sum_up, dims=dims)
     overwriting = {i for i in given if is_overwritten(variables[i])}
     dense = [
-        _in_its_row(gradients[i], extended.num_all_replicas)
+        batch_norm.in_its_row(gradients[i])
         if i in overwriting
         else tf.convert_to_tensor(gradients[i])
         for i in given
@@ -127,15 +127,6 @@ def _is_whole(gradient, variable):
         and gradient.shape != sharding.local_shape
         and gradient.shape == sharding.shape
     )
-
-
-def _in_its_row(tensor, count):
-    """A tensor in this replica's row of `count`; the other rows are zero."""
-    context = tf.distribute.get_replica_context()
-    is_this = tf.equal(tf.range(count), context.replica_id_in_sync_group)
-    is_this = tf.reshape(is_this, [count] + [1] * tensor.shape.rank)
-    # A maximum of no rows is infinite.
-    return tf.where(is_this, tensor, tf.zeros_like(tensor))
 
 
 def _dim(states, gradient, variable):

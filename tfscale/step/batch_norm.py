@@ -126,7 +126,7 @@ class NotedMoments:
             mean, variance = _finite(count, mean, variance)
         moments = pack(count, mean, variance)
         if layer.synchronized:
-            (of_all,) = self.sums([self.in_its_row(moments)])
+            (of_all,) = self.sums([in_its_row(moments)])
             return tf.unstack(combined(of_all))[1:]
         self.note(layer, mean, moments)
         return mean, variance
@@ -139,16 +139,6 @@ class NotedMoments:
         moments = tf.stop_gradient(moments)
         self.calls.append((self._averages[id(layer)], moments))
 
-    def in_its_row(self, tensor) -> tf.Tensor:
-        """A tensor in this replica's row; the other rows are zero."""
-        context = self._context
-        row = tf.one_hot(
-            context.replica_id_in_sync_group,
-            self.num_replicas,
-            dtype=tensor.dtype,
-        )
-        return tf.reshape(row, [-1] + [1] * tensor.shape.rank) * tensor
-
     def sums(self, tensors) -> list[tf.Tensor]:
         """The sums over the replicas of some tensors."""
         if self.num_replicas == 1:
@@ -159,6 +149,20 @@ class NotedMoments:
         """The calls noted since the last `take`."""
         calls, self.calls, self._averages = self.calls, [], {}
         return calls
+
+
+def in_its_row(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor in this replica's row, of all; the other rows are zero."""
+    context = tf.distribute.get_replica_context()
+    row = tf.one_hot(
+        context.replica_id_in_sync_group,
+        step_context.num_replicas(),
+        on_value=True,
+        off_value=False,
+    )
+    row = tf.reshape(row, [-1] + [1] * tensor.shape.rank)
+    # A maximum of no rows is infinite.
+    return tf.where(row, tensor, tf.zeros_like(tensor))
 
 
 def _finite(count, mean, variance):
@@ -228,7 +232,7 @@ def _summed(step, all_reduce, tensors, moments):
     for (device, _), indices in groups.items():
         with tf.device(device):
             joined = tf.concat([moments[i] for i in indices], axis=1)
-            packed.append(step.in_its_row(joined))
+            packed.append(in_its_row(joined))
     found = list(all_reduce([*tensors, *packed]))
     moments = list(moments)
     for ((device, _), indices), rows in zip(
