@@ -5,7 +5,6 @@ epoch and gives `fit` one step after the other.
 """
 
 import contextlib
-import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +49,6 @@ class FollowedEpochs(in_place.Mixin):
     on_iterator: Callable[[], None] | None = None
     num_drawn = 0
     _num_with_step = 0
-    _drawn_from: Callable[[], Any] = staticmethod(lambda: None)
 
     @contextlib.contextmanager
     def catch_stop_iteration(self):
@@ -63,6 +61,7 @@ class FollowedEpochs(in_place.Mixin):
             self.watcher.iterator_made()
         if self.on_iterator is not None:
             self.on_iterator()
+        self._num_with_step = 0
         return super()._get_iterator()
 
     def _enumerate_iterator(self):
@@ -74,19 +73,17 @@ class FollowedEpochs(in_place.Mixin):
         for step, end, iterator in steps:
             if step < done:
                 self.watcher.skip(iterator)
-                self._draw(iterator, end + 1 - step)
+                self._draw(end + 1 - step)
                 continue
             self.watcher.between_steps(step, iterator)
             yield step, end, iterator
 
     def __next__(self):
         begin, end, iterator = super().__next__()
-        self._draw(iterator, end + 1 - begin)
+        self._draw(end + 1 - begin)
         return begin, end, iterator
 
-    def _draw(self, iterator, count):
-        if self._drawn_from() is not iterator:
-            self._drawn_from, self._num_with_step = weakref.ref(iterator), 0
+    def _draw(self, count):
         self.num_drawn = self._num_with_step
         self._num_with_step += count
 
