@@ -261,6 +261,17 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
                 )
                 self.assertEqual(bool(profile.shares), bool(done))
 
+    def test_a_tensorboard_that_does_not_profile(self):
+        folder = self.create_tempdir().full_path
+        for first in (True, False):
+            profile = Profile((3, 5))
+            board = keras.callbacks.TensorBoard(folder, profile_batch=0)
+            callbacks = [profile, board] if first else [board, profile]
+            # TensorBoard, which writes them, need not be installed.
+            with mock.patch.object(board.summary, "scalar"):
+                trained(callbacks[0], {"data": 2}, callbacks=callbacks[1:])
+            self.assertLen(profile.shares, 2)
+
     def test_one_profiler_at_a_time(self):
         tf.profiler.experimental.start(self.create_tempdir().full_path)
         try:

@@ -121,6 +121,7 @@ SETTINGS = {
     ),
     "mirrored": (strategies.mirrored, None, (), {}, 2),
     "replicas": (lambda: mesh(data=2), None, (), {}, 2),
+    "by speed": (lambda: mesh(data=2, speeds=[1, 2]), None, (), {}, 2),
     "stages": (lambda: mesh(data=2, pipeline=2), piped, (), {}, 4),
     "executions of stages": (
         lambda: mesh(pipeline=2),
@@ -273,9 +274,12 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
         with open(logger) as file:
             self.assertIn("examples_per_second", file.readline())
 
-    def test_ragged_batches_count_as_they_are(self):
-        # Of 4, 4 and 2 rows, in 30 ms each; the last is traced anew.
-        model = compiled(milliseconds=30)
+    @parameterized.parameters(None, [[1, 2]], [[3, 1]])
+    def test_ragged_batches_count_as_they_are(self, speeds):
+        # Of 4, 4 and 2 rows, in 30 ms each; the last is traced anew. By speed
+        # replicas have 1 + 3, 1 + 3, 1 + 1 rows, or 3 + 1, 3 + 1 and 2 + 0.
+        strategy = mesh(data=2, speeds=speeds) if speeds else None
+        model = compiled(strategy, milliseconds=30)
         x = np.ones((10, LENGTH), "int32")
         clock = Clock()
         history = model.fit(

@@ -123,6 +123,20 @@ class RowsTest(parameterized.TestCase):
         texts = [x.numpy().tolist() for x in step["texts"].values]
         self.assertEqual(texts, [[b"a", b"b"], [b"c", b"d", b"e", b"f"]])
 
+    @parameterized.parameters("FILE", "OFF")
+    def test_one_process_reads_all_files(self, policy):
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = getattr(
+            tf.data.experimental.AutoShardPolicy, policy
+        )
+        folder = self.create_tempdir()
+        files = [
+            folder.create_file(name, content=name).full_path for name in "abc"
+        ]
+        data = tf.data.TextLineDataset(files).batch(3).with_options(options)
+        found = parts(strategy_of(1, 2), data)
+        self.assertEqual(found, [[[b"a"], [b"b", b"c"]]])
+
     def test_equal_speeds_are_none(self):
         data = tf.data.Dataset.range(5).batch(4)
         self.assertEqual(
@@ -258,7 +272,7 @@ class SameNumbersTest(parameterized.TestCase):
         for actual, value in zip(weights, expected[1]):
             same_numbers.assert_close(actual, value)
 
-    @parameterized.parameters("1f1b", "interleaved")
+    @parameterized.parameters("1f1b", "interleaved", "auto")
     def test_of_stages(self, schedule):
         job = JOBS["deep"]
         found = same_numbers.on_mesh(

@@ -65,6 +65,18 @@ class ArgumentsTest(parameterized.TestCase):
         with self.assertRaisesRegex(TypeError, text):
             make()
 
+    @parameterized.parameters(
+        (dict(data=33, pipeline=2), "33 x 2 x 1 = 66.*there are 8 CPU"),
+        (dict(data=99, speeds=[1] * 99), "99 x 1 x 1 = 99.*there are 8 CPU"),
+        (dict(data=99, speeds="measure"), "99 x 1 x 1 = 99.*there are 8 CPU"),
+        (dict(data=2, devices=["CPU:0", "CPU:1", "CPU:2"]), "is 2, and.*CPU:2"),
+        (dict(data=3, devices=["CPU:0", "CPU:1"]), "that is 3, and.*CPU:1"),
+        (dict(data=2, devices=["CPU:0", "CPU:0"]), "that is 2, and.*CPU:0"),
+    )
+    def test_of_more_or_fewer_devices_than_the_axes_need(self, axes, text):
+        with self.assertRaisesRegex(ValueError, text):
+            tfscale.device_mesh(**axes)
+
     def test_zero_stage_is_a_number(self):
         with self.assertRaisesRegex(ValueError, "zero_stage=True"):
             strategy(zero_stage=True)

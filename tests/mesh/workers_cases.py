@@ -1,6 +1,7 @@
 """What workers do beside training by `fit` with arrays, and what is refused."""
 
 import contextlib
+import functools
 import os
 import tempfile
 import time
@@ -463,13 +464,13 @@ def _has_other_speeds(index, folder):
     tfscale.MeshStrategy(mesh)
 
 
-def _divides_by_itself(index, folder):
+def _divides_by_itself(index, folder, policy):
     """Batches of each worker's own, of which none knows how many rows."""
     del index, folder
     strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2, speeds=[1, 2]))
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard_policy = getattr(
+        tf.data.experimental.AutoShardPolicy, policy
     )
     data = tf.data.Dataset.from_tensors((X, Y)).with_options(options)
     _model(strategy).fit(data, verbose=0)
@@ -622,10 +623,13 @@ REFUSED = {
         _has_other_speeds,
         r"same mesh. Received: .*speeds=\(1.0, [23].0\)",
     ),
-    "speeds and own batches": (
-        _divides_by_itself,
-        "auto_shard_policy=OFF",
-    ),
+    **{
+        f"speeds and {policy}": (
+            functools.partial(_divides_by_itself, policy=policy),
+            f"auto_shard_policy={policy}",
+        )
+        for policy in ("OFF", "FILE")
+    },
     "no whole rows": (_has_no_whole_rows, "must have whole rows of a mesh"),
 }
 
