@@ -128,16 +128,13 @@ class NotedMoments:
         if layer.synchronized:
             (of_all,) = self.sums([in_its_row(moments)])
             return tf.unstack(combined(of_all))[1:]
-        self.note(layer, mean, moments)
-        return mean, variance
-
-    def note(self, layer, mean, moments) -> None:
-        """Adds a call of a layer; `mean` has this rank's channels."""
         if id(layer) not in self._averages:
+            # Of this rank's channels.
             averages = MovingAverages.of(layer, mean.shape.num_elements())
             self._averages[id(layer)] = averages
-        moments = tf.stop_gradient(moments)
-        self.calls.append((self._averages[id(layer)], moments))
+        of_call = self._averages[id(layer)], tf.stop_gradient(moments)
+        self.calls.append(of_call)
+        return mean, variance
 
     def sums(self, tensors) -> list[tf.Tensor]:
         """The sums over the replicas of some tensors."""
