@@ -105,7 +105,7 @@ class PagesTest(parameterized.TestCase):
             if page not in ("docs/input.md", "docs/search.md", *COMBINING)
         )
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=11)
     def test_the_programs_of_a_page_run_one_after_the_other(self, page):
         self._run(page)
 

@@ -299,6 +299,7 @@ class SameNumbersTest(parameterized.TestCase):
         sums = [tuple(x.shape) for x in initial if x.shape.rank == 2]
         self.assertEqual(sums, [shape] * 2)
 
+    @pytest.mark.crossing
     def test_weights_in_shards_need_no_scaled_loss(self):
         """Gradients of shards count by rows as they are summed."""
         found = []

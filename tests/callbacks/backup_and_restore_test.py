@@ -11,6 +11,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -355,6 +356,7 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
             self.assertRegex(logs.output[-1], "ended well.*no space left")
 
     @parameterized.parameters("run[1]", "back\\slash")
+    @pytest.mark.crossing(every=2)
     def test_a_run_in_a_folder_with_a_name_of_a_pattern_goes_on(self, name):
         self.path = f"{self.path}/{name}"
         self.interrupt(compiled())
@@ -478,6 +480,7 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         (lambda d: not_read_ahead(d).map(lambda x, y: (x, y)), False),
         (lambda d: d.take(64), True),
     )
+    @pytest.mark.crossing(every=5)
     def test_a_repeat_behind_a_shuffle_is_a_matter_of_luck(self, change, said):
         """TensorFlow itself trains on other data each time.
 

@@ -174,6 +174,7 @@ class PlanTest(parameterized.TestCase):
             float(model.optimizer.learning_rate.numpy()), expected, 6
         )
 
+    @pytest.mark.crossing
     def test_the_learning_rate_follows_the_noise(self):
         def others():
             noise = GradientNoiseScale()

@@ -109,6 +109,7 @@ class NothingLeftTest(tf.test.TestCase, parameterized.TestCase):
         writing = [t for t in threading.enumerate() if "backup" in t.name]
         self.assertLen(writing, 1)
 
+    @pytest.mark.crossing
     def test_a_step_that_accumulates_is_traced_once(self):
         traced = []
 

@@ -234,6 +234,7 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
             glob.glob(os.path.join(folder, "plugins/profile/*/*.xplane.pb")), 1
         )
 
+    @pytest.mark.crossing
     def test_whole_executions_and_accumulation(self):
         # In a folder as Hydra names it, no recording was found.
         folder = os.path.join(self.create_tempdir(), "lr=[0.1]")

@@ -182,7 +182,7 @@ def _dense(milliseconds=None):
 
 class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*SETTINGS)
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=9)
     def test_figures_are_those_of_a_clock_and_of_the_planner(self, name):
         make, wrap, callbacks, arguments, num_devices = SETTINGS[name]
         model = compiled(make(), 30, wrap or (lambda model: model), **arguments)
@@ -300,6 +300,7 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(history["loss"], 2)
         self.assertLen(history["examples_per_second"], 1)
 
+    @pytest.mark.crossing
     def test_a_resumed_epoch_has_its_figures(self):
         path = self.create_tempdir().full_path
 
@@ -336,6 +337,7 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
             rtol=0.05,
         )
 
+    @pytest.mark.crossing
     def test_no_epoch_of_a_pipeline_is_begun_for_it(self):
         x = tokens(6)
         data = tfscale.data.pipeline(tfscale.data.arrays(x, x), batch_size=ROWS)
@@ -359,6 +361,7 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertLen(history.history["examples_per_second"], 1)
 
+    @pytest.mark.crossing
     def test_a_line_says_what_is_left_out(self):
         class OwnStep(keras.Sequential):
             def train_step(self, data):

@@ -111,6 +111,7 @@ class LostWorkerTest(parameterized.TestCase):
                 )
                 self.assertNotRegex(logs[name], CASCADE)
 
+    @pytest.mark.crossing
     def test_one_that_exits_does_not_wait_for_who_waits_for_it(self):
         # `sys.exit(3)` took half a minute, in which the others hung.
         codes, logs = logs_without_launcher(EXITING, 2)

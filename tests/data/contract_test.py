@@ -433,6 +433,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             mapped = pipeline.map(lambda x, y: x).prefetch(1)
             self.assertEqual(mapped.cardinality(), 5)
 
+    @pytest.mark.crossing
     def test_a_changed_window_is_a_changed_order_of_the_same_records(self):
         kwargs = {"batch_size": 8}
         small = _real(_batches(_pipeline("csv", shuffle=8, **kwargs)))

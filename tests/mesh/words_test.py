@@ -262,7 +262,7 @@ class AccumulatesTest(parameterized.TestCase):
     @parameterized.product(
         way=("branch", "loop", "function"), zero_stage=(0, 1, 3)
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=9)
     def test_on_replicas_it_is_refused(self, way, zero_stage):
         # "merge_call called while defining a new graph or a tf.function."
         x = np.ones((8, 64), "float32")

@@ -93,6 +93,7 @@ class SameNumbersTest(parameterized.TestCase):
                 attributes = phase.function.function_def.attr
                 self.assertTrue(attributes["_XlaMustCompile"].b)
 
+    @pytest.mark.crossing
     def test_stages_of_recurrent_layers_are_not_compiled(self):
         # What a loop saves for its backward leaves no function of XLA: "Support
         # for TensorList crossing the XLA/TF boundary is not implemented".

@@ -165,6 +165,7 @@ class PlacementTest(tf.test.TestCase):
 
 
 class FailureTest(tf.test.TestCase):
+    @pytest.mark.crossing
     def test_a_layer_that_fails_is_named(self):
         class Refuses(LAYERS.Layer):
             def call(self, x):

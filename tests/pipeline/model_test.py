@@ -192,6 +192,7 @@ class FailingStepTest(tf.test.TestCase, parameterized.TestCase):
         model.fit(*_data(), verbose=0)
 
     @parameterized.parameters("guard", "gradient_guard")
+    @pytest.mark.crossing(every=2)
     def test_failing_layer_is_named_with_its_stage_and_training_goes_on(
         self, name
     ):
@@ -240,6 +241,7 @@ class FailingStepTest(tf.test.TestCase, parameterized.TestCase):
         self.assertRegex(told, "In layer 'stubborn' of pipeline stage 1")
 
     @parameterized.parameters("map", "cond")
+    @pytest.mark.crossing(every=2)
     def test_a_metric_updated_in_a_loop_is_refused_by_name(self, kind):
         class Seen(keras.layers.Layer):
             def __init__(self):

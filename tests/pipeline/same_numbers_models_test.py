@@ -496,6 +496,7 @@ class ModelsTest(parameterized.TestCase):
 
 
 class AssigningTest(parameterized.TestCase):
+    @pytest.mark.crossing
     def test_a_layer_may_assign_to_its_kernel(self):
         # The kernel that it normalized was forgotten behind the forward. Each
         # call goes on with the iteration, so with one microbatch only.
@@ -511,6 +512,7 @@ class AssigningTest(parameterized.TestCase):
 
 
 class ComplexTest(parameterized.TestCase):
+    @pytest.mark.crossing
     def test_a_complex_tensor_crosses_a_cut(self):
         # The layers before it were not trained: only floats had gradients.
         job = same_numbers.Job(

@@ -270,6 +270,7 @@ class ExportTest(parameterized.TestCase):
             found = self.found(self.run_program(program, 2))
             self.assert_predicted(found["results"], {"output_0": expected})
 
+    @pytest.mark.crossing
     def test_loops_in_a_stage(self):
         # TensorFlow traced their gradients again, under names that were taken.
         def build():

@@ -198,7 +198,7 @@ CASES = [
 
 class OwnStepsTest(parameterized.TestCase):
     @parameterized.parameters(*CASES)
-    @pytest.mark.crossing(every=27)
+    @pytest.mark.crossing(every=54)
     def test_has_the_numbers_of_one_device(self, name, way):
         same_numbers.assert_same(self, one_device(name), WAYS[way](name))
 

@@ -338,6 +338,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("down/lora_kernel_b", names)
 
     @parameterized.parameters("int4", "float8")
+    @pytest.mark.crossing(every=2)
     def test_other_modes_are_refused_by_name(self, mode):
         with scope_of("mlp", model=2):
             model = mlp()

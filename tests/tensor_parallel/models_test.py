@@ -557,6 +557,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(-1, 1)
     @pytest.mark.crossing(every=2)
     @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    @pytest.mark.crossing
     def test_a_layer_that_mixes_in_inference_only(self, axis):
         # The model was traced in training alone: in inference each rank took
         # the mean of its shard.
@@ -586,6 +587,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             same_numbers.assert_close(found, expected)
 
     @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    @pytest.mark.crossing
     def test_a_layer_that_takes_known_lengths_only(self):
         # Its error in a graph of any length was that of `fit`.
         def build():
@@ -672,6 +674,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(1, 2)
     @pytest.mark.crossing(every=2)
     @pytest.mark.filterwarnings("ignore:Layers are sharded")
+    @pytest.mark.crossing
     def test_a_frozen_layer_is_thawed(self, num_replicas):
         # A shard of what it multiplies was all that its gradient saw.
         def train(model):

@@ -772,6 +772,7 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         for one, other in zip(train(0), train(3), strict=True):
             np.testing.assert_array_equal(one, other)
 
+    @pytest.mark.crossing
     def test_a_callback_assigns_in_the_middle_of_an_epoch(self):
         class Halved(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):

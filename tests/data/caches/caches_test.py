@@ -222,7 +222,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         ),
         ("tokens", lambda path: data.tokens(_other_rows(path), 1)),
     )
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing
     def test_other_data_of_the_same_shape_has_a_cache_of_its_own(self, make):
         # Hundreds of records, so that no sample of them tells.
         folder = self.create_tempdir().full_path

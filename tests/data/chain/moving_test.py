@@ -132,7 +132,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(seen(model), whole)
 
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_data_in_a_fixed_order_is_evaluated_from_its_beginning(self, make):
         model = compiled(make(), rate=0.0)
         train, valid = pipeline(), pipeline(shuffle=False)

@@ -70,6 +70,7 @@ def _best(explanation):
 
 
 class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
+    @pytest.mark.crossing
     def test_a_slow_parse_that_is_sequential(self):
         dataset = _range().map(_sleepy(2)).batch(_BATCH).prefetch(2)
         explanation = data.explain(dataset, seconds=_SECONDS)

@@ -71,6 +71,7 @@ class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertWarnsRegex(UserWarning, f"1 damaged.* of 5.*{path}"):
             data.image_folder(self.folder, on_damage="skip")
 
+    @pytest.mark.crossing
     def test_what_parse_refuses_keeps_its_own_error(self):
         def parse(image, label):
             tf.debugging.assert_less(tf.cast(image[0, 0, 0], tf.int32), 256)

@@ -37,7 +37,7 @@ class ImageTest(tf.test.TestCase, parameterized.TestCase):
             for channels in (1, 3, 4)
         )
     )
-    @pytest.mark.crossing(every=20)
+    @pytest.mark.crossing(every=48)
     def test_whole_images_are_decoded(self, suffix, mode, channels):
         # They were called damaged, and left out by on_damage="skip".
         shade = PIL.Image.fromarray(np.full([4, 6], 128, np.uint8))

@@ -145,7 +145,7 @@ class ReadAheadTest(parameterized.TestCase):
         self.assertEqual(self.drawn(tfscale.MeshStrategy(mesh), read), expected)
 
     @parameterized.product(kind=(Endless, Finite), workers=(1, 2))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_a_py_dataset_is_not_asked_between_epochs(self, kind, workers):
         # Its workers have stopped by then: "Iterator called after
         # on_epoch_end".

@@ -204,6 +204,7 @@ class LoopTest(parameterized.TestCase):
         for found, expected in zip(weights(True), weights(False), strict=True):
             same_numbers.assert_close(found, expected)
 
+    @pytest.mark.crossing
     def test_a_layer_that_fails_is_named(self):
         same_numbers.reset()
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))

@@ -152,6 +152,7 @@ class PlacementTest(parameterized.TestCase):
         devices = {d for row in strategy.device_rows for d in row}
         self.assertEqual(found, {(device, device) for device in devices})
 
+    @pytest.mark.crossing
     def test_interleaved_stages_share_their_device(self):
         strategy = mesh_strategy(2, 1)
         schedule = interleaved(2, NUM_MICROBATCHES, 2)

@@ -213,7 +213,7 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters((2, 1, 1), (1, 2, 0))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_a_limit_may_be_lower_by_what_others_have(self, *mesh):
         least, needed = [], []
         for sizes in ((mesh[0], 1, 0), mesh):
@@ -228,6 +228,7 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(least[0] - least[1], needed[0] - needed[1])
 
     @parameterized.parameters((1, ""), (2, ", undivided"))
+    @pytest.mark.crossing(every=2)
     def test_a_summary_tells_that_activations_count_whole(self, ranks, end):
         texts = []
         self._model(1, ranks, 0).pipeline_summary(print_fn=texts.append)

@@ -164,6 +164,7 @@ class StatisticsTest(parameterized.TestCase):
             two_norms, many, microbatches(num_microbatches, num_replicas)
         )
 
+    @pytest.mark.crossing
     def test_of_a_masked_batch_only_what_the_mask_leaves_counts(self):
         many = same_numbers.on_mesh(
             job(masked_norm, MASKED), 2, 3, balance=["n1"]

@@ -590,6 +590,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         for one, other in zip(expected, found, strict=True):
             same_numbers.assert_close(other, one)
 
+    @pytest.mark.crossing
     def test_each_model_of_a_scope_has_a_plan(self):
         # The second one ran without, and without a word.
         strategy = tfscale.MeshStrategy(
