@@ -53,10 +53,13 @@ class AnyDataTest(parameterized.TestCase):
         ]
         np.testing.assert_allclose(*(log["loss"] for log in logs), rtol=1e-5)
 
-    def test_sparse_batches(self):
-        # Keras asks for their mean, to see what they look like.
+    @parameterized.parameters((2, 4), (4, 8), (4, 5), (3, 10))
+    def test_sparse_batches(self, data, batch_size):
+        # Keras asks for their mean, to see what they look like. A replica
+        # without a row of the last batch ended in DeserializeSparse.
         self.assert_as_on_one_device(
-            lambda: ROWS((tf.sparse.from_dense(X), Y)).batch(4), dict(data=2)
+            lambda: ROWS((tf.sparse.from_dense(X), Y)).batch(batch_size),
+            dict(data=data),
         )
 
     @parameterized.parameters("generator", "dataset")

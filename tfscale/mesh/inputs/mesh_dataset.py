@@ -110,11 +110,14 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
         self._mesh_config = strategy.extended.config
         super().__init__(workers, strategy, *args, **kwargs)
 
-    def _make_rebatch_fn(self, *args):
+    def _make_rebatch_fn(self, dataset, *args):
         config = self._mesh_config
         speeds = config.shard_speeds
+        if speeds is None and config.workers is None and _has_sparse(dataset):
+            # TensorFlow's own division cannot give a replica no sparse rows.
+            speeds = (1.0,) * config.num_replicas
         if speeds is None:
-            return super()._make_rebatch_fn(*args)
+            return super()._make_rebatch_fn(dataset, *args)
 
         def by_speed(dataset, worker):
             del worker
@@ -160,3 +163,8 @@ class MeshDatasetFromFunction(
         """The length in steps; Keras would expect a step for each batch."""
         count = int(super().cardinality)
         return count if count < 0 else -(-count // self.batches_per_step)
+
+
+def _has_sparse(dataset):
+    specs = tf.nest.flatten(dataset.element_spec)
+    return any(isinstance(spec, tf.SparseTensorSpec) for spec in specs)
