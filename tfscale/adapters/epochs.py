@@ -9,10 +9,12 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 from typing import Protocol
+from typing import runtime_checkable
 
 from tfscale._internals import in_place
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """The interface of objects that watch the epochs of a `fit`."""
 

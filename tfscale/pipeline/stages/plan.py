@@ -160,8 +160,8 @@ def make_plan(
         raise ValueError(
             "A pipeline must have at most as many stages as the model has "
             f"layers. Received: {num_stages} stages, and the model "
-            f"{model.name!r}, whose number of layers is {len(graph.calls)}. "
-            f"Use a mesh with at most pipeline={len(graph.calls)}."
+            f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
+            f"at most pipeline={len(graph.calls)}."
         )
     call_costs = counted_costs(graph)
     flops = costs = call_costs.training
