@@ -5,7 +5,9 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import elementwise
+from tfscale.tensor_parallel.rules import rules
 
 OPS = keras.ops
 
@@ -73,6 +75,35 @@ class ElementwiseTest(parameterized.TestCase):
     )  # fmt: skip
     def test_any_other(self, activation, expected):
         self.assertEqual(elementwise.acts_on_elements(activation), expected)
+
+
+class _Rule(rules.Rule):
+    def __init__(self, name, source_dim, sink_dim):
+        self.source_dim, self.sink_dim = source_dim, sink_dim
+        super().__init__(keras.layers.Dense(1, name=name))
+
+    def run(self, inputs):
+        raise NotImplementedError
+
+
+class SwappedTest(absltest.TestCase):
+    def test_a_pair_that_is_put_together_in_between_is_not_swapped(self):
+        # Columns, rows, columns, rows, as is right; only what lies between
+        # cannot work on parts. The second and third were said to be swapped.
+        calls = [
+            (_Rule("up", -1, None), False),
+            (_Rule("down", None, -1), False),
+            (_Rule("up_again", -1, None), False),
+            (_Rule("down_again", None, -1), False),
+        ]
+        (up, _), _, (again, _), _ = calls
+        reasons = {up: "Sort needs all", again: "Sort needs all"}
+        self.assertNotIn("swapped", analysis.missing_partners(calls, reasons))
+        swapped = analysis.missing_partners(
+            calls[1:], {again: "Sort needs all"}
+        )
+        self.assertIn("'down' is sharded along its inputs", swapped)
+        self.assertIn("they are swapped", swapped)
 
 
 if __name__ == "__main__":

@@ -208,15 +208,18 @@ def _analyze(model, num_ranks, rules, is_inner):
                 trace, local.as_trace(reasons), found, num_ranks=num_ranks
             )
         if not problems:
-            called = [
-                call.rule for call in whole.calls[: whole.nums_of_calls[0]]
+            calls = [
+                (call.rule, key in found.sink_sharded)
+                for key, call in enumerate(
+                    whole.calls[: whole.nums_of_calls[0]]
+                )
             ]
             asked = {
                 rule: reason
                 for rule, reason in reasons.items()
                 if not rule.layer.sharded_call.is_found
             }
-            rules = {*rules, *called}
+            rules = {*rules, *(rule for rule, _ in calls)}
             decision = ShardingDecision(
                 {rule: rule.stays_sharded for rule in rules},
                 reasons,
@@ -224,7 +227,7 @@ def _analyze(model, num_ranks, rules, is_inner):
                 _frozen(model),
                 is_inner,
             )
-            return decision, missing_partners(called, asked)
+            return decision, missing_partners(calls, asked)
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():
             reasons.setdefault(whole.calls[key].rule, reason)
@@ -254,39 +257,66 @@ def _frozen(model):
     return [x for x in (*layers, *model.variables) if not x.trainable]
 
 
-# The beginning of a reason if a layer with weights follows.
+# The beginning of a reason if a layer with weights follows the last sharded
+# one.
 _CONTRACTIONS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
 
 def missing_partners(
-    rules: Sequence[Rule], reasons: Mapping[Rule, str]
+    calls: Sequence[tuple[Rule, bool]], reasons: Mapping[Rule, str]
 ) -> str | None:
     """The warning of layers that are sharded without a partner.
 
     A column-parallel layer pays off if a row-parallel one takes its output
     sharded. Otherwise the output is gathered at once, which is right for logits
-    only. `rules` are in the order of calls; `reasons` say why outputs are
-    gathered.
+    only. `calls` says, in order, whether inputs came sharded; `reasons` why
+    outputs are gathered.
     """
-    lines = [
-        f"\n  {rule.layer.name!r}: {reasons[rule]}"
-        for rule in dict.fromkeys(rules)
-        if rule in reasons
-        and "leaves the model" not in reasons[rule]
-        # Of logits there may be a softmax, a maximum or a mean.
-        and (
-            rule is not rules[-1]
-            or "apart" not in reasons[rule]
-            or reasons[rule].startswith(_CONTRACTIONS)
-        )
-    ]
+    lines = {}
+    has_column = follows_column = False
+    for index, (rule, _) in enumerate(calls):
+        if rule.sink_dim is not None:
+            # Whether a sharded layer precedes it.
+            has_column, follows_column = False, has_column
+        elif rule.source_dim is not None:
+            has_column = True
+        reason = reasons.get(rule)
+        if reason is None:
+            continue
+        name = rule.layer.name
+        before = calls[index - 1] if index else None
+        if before and not follows_column and _is_swapped(*before, rule):
+            lines[rule] = (
+                f"{before[0].layer.name!r} is sharded along its inputs and "
+                f"{name!r} after it along its outputs: they are swapped. "
+                "Divide the first along its outputs and the second along its "
+                "inputs."
+            )
+        elif "leaves the model" not in reason and (
+            index < len(calls) - 1 or reason.startswith(_CONTRACTIONS)
+        ):
+            lines[rule] = (
+                f"{name!r} is sharded along its outputs, but nothing takes "
+                f"them so: {reason}. Divide the layer that it feeds along its "
+                "inputs, with elementwise operations only in between, or leave "
+                "it whole."
+            )
     if not lines:
         return None
     return (
-        "Layers are sharded over the model axis without a partner: nothing "
-        "takes their outputs sharded, and they are gathered at once. Divide "
-        "the layer that each feeds along its inputs, with elementwise "
-        "operations only in between, or leave it whole. "
-        "`tfscale.sharding_summary(model)` shows how each layer runs. "
-        f"Received:{''.join(lines)}"
+        "Layers are sharded over the model axis without a partner, and what "
+        "they compute is gathered at once:\n"
+        + "\n".join(f"  {line}" for line in lines.values())
+        + "\n`tfscale.sharding_summary(model)` shows how each layer runs."
+    )
+
+
+def _is_swapped(rule, came_sharded, after):
+    """Whether the rule scatters its input, and the one after it gathers."""
+    return (
+        rule.sink_dim is not None
+        and rule.source_dim is None
+        and not came_sharded
+        and after.source_dim is not None
+        and after.sink_dim is None
     )
