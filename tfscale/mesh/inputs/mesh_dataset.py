@@ -106,12 +106,8 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
     given_dataset: tf.data.Dataset
     mapped: Callable[[Callable[[tf.data.Dataset], tf.data.Dataset]], Any]
 
-    def __init__(self, workers, strategy, *args, **kwargs):
-        self._mesh_config = strategy.extended.config
-        super().__init__(workers, strategy, *args, **kwargs)
-
     def _make_rebatch_fn(self, dataset, *args):
-        config = self._mesh_config
+        config = self._strategy.extended.config
         speeds = config.shard_speeds
         if speeds is None and config.workers is None and _has_sparse(dataset):
             # TensorFlow's own division cannot give a replica no sparse rows.
