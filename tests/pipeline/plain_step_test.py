@@ -63,7 +63,6 @@ def modules_that_run():
 class PlainStepTest(absltest.TestCase):
     def test_only_what_is_declared_is_entered(self):
         x, y = np.ones((16, 8), "float32"), np.ones((16, 1), "float32")
-        tfscale.use_virtual_devices(4)
         with modules_that_run() as found:
             mesh = tfscale.device_mesh(data=2, pipeline=2)
             with tfscale.MeshStrategy(mesh).scope():
