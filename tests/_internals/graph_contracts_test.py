@@ -136,6 +136,7 @@ class GraphTest(tf.test.TestCase):
         self.assertEqual(kept(mark=True), 1)
 
     @holds("control_flow_util", "GraphOrParentsInXlaContext")
+    @holds("polymorphic_function.Function.__init__", "_jit_compile")
     def test_what_xla_compiles_is_known(self):
         found = []
 

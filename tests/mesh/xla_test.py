@@ -312,7 +312,6 @@ class BatchesTest(tf.test.TestCase, parameterized.TestCase):
     def test_predictions_of_a_model_that_was_not_trained(self):
         self.check_predictions(data=2)
 
-    @pytest.mark.crossing
     def test_predictions_of_model_ranks(self):
         self.check_predictions(model=2)
 

@@ -70,8 +70,7 @@ def automatic_names() -> dict[str, int]:
 
 
 def asks_for_xla(function: Any) -> bool:
-    spec = getattr(function, "function_spec", None)
-    return bool(getattr(spec, "jit_compile", False))
+    return bool(getattr(function, "_jit_compile", False))
 
 
 def predicting_model(function: Any) -> keras.Model | None:

@@ -99,6 +99,8 @@ python.ops.control_flow_util_v2.maybe_set_lowering_attr
     _lower_using_switch_merge: loops stay loops until they are run
 python.eager.polymorphic_function.attributes
     NO_INLINE: a rare branch costs no operations where it is not taken
+python.eager.polymorphic_function.polymorphic_function.Function.__init__
+    _jit_compile: whether a function is to be compiled by XLA
 python.eager.polymorphic_function.polymorphic_function.Function
     _list_all_concrete_functions: what a step was traced to
 python.framework.func_graph.FuncGraph.__init__
