@@ -156,6 +156,8 @@ class GraphTest(tf.test.TestCase):
         plain.get_concrete_function()
         self.assertEqual(found, [True, False])
         self.assertTrue(attributes.asks_for_xla(compiled))
+        wrapped = keras.Model()._autoconvert_optionals(compiled)
+        self.assertTrue(attributes.asks_for_xla(wrapped))
         self.assertFalse(attributes.asks_for_xla(plain))
         self.assertFalse(attributes.asks_for_xla(len))
 

@@ -70,6 +70,9 @@ def automatic_names() -> dict[str, int]:
 
 
 def asks_for_xla(function: Any) -> bool:
+    """Whether XLA is to compile a `tf.function`, perhaps wrapped by Keras."""
+    # Keras wraps it by `functools.wraps`, which copies attributes but not
+    # properties such as `function_spec`.
     return bool(getattr(function, "_jit_compile", False))
 
 
