@@ -382,7 +382,30 @@ def measured(index):
     return [np.array(mesh.speeds)]
 
 
+def not_dense(strategy=None):
+    """Sparse and ragged rows; the last batch has one, which is one worker's."""
+    tokens = tf.ragged.range(tf.range(len(X)) % 3 + 1)
+    results = []
+    for x in (tf.sparse.from_dense(X), tokens):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            if x is tokens:
+                h = inputs = keras.Input((None,))
+                h = keras.layers.Embedding(4, 5)(h)
+                h = keras.layers.GlobalAveragePooling1D()(h)
+            else:
+                h = inputs = keras.Input(X.shape[1:], sparse=True)
+            model = keras.Model(inputs, keras.layers.Dense(Y.shape[1])(h))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        rows = tf.data.Dataset.from_tensor_slices((x, Y)).batch(len(X) // 2)
+        history = model.fit(rows, epochs=2, verbose=0).history
+        results += [history["loss"], *_weights(model)]
+    return results
+
+
 CASES = {
+    "not dense": (lambda index: not_dense(_strategy()), not_dense),
     "measured speeds": (measured, lambda: [np.array([2.0, 1.0])]),
     "noise": (
         lambda index: _adapted(_strategy()),

@@ -101,8 +101,7 @@ class MeshExtended(symbols.MirroredExtended):
             host,
             self._devices,
             self._first_ranks,
-            self.workers,
-            self.config.shard_speeds,
+            self.config,
         )
 
     def _experimental_distribute_dataset(self, dataset, options):
@@ -341,8 +340,8 @@ class MeshExtended(symbols.MirroredExtended):
         if isinstance(value, symbols.Mirrored):
             value = value.values[0]
         if is_of_threads(value):
-            return [tf.convert_to_tensor(x) for x in value.values]
-        return [tf.convert_to_tensor(value)] * self.num_replicas
+            return [_as_tensor(x) for x in value.values]
+        return [_as_tensor(value)] * self.num_replicas
 
     def reduce_all(self, reduce_op, _, *values):
         """Reduces the values of all replicas; called through `merge_call`."""
@@ -388,3 +387,9 @@ class MeshExtended(symbols.MirroredExtended):
         value = tf.nest.map_structure(self._of_first_ranks, value)
         with step_context.within_ranks(devices=None):
             return super()._local_results(value)
+
+
+def _as_tensor(value):
+    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
+        return value
+    return tf.convert_to_tensor(value)

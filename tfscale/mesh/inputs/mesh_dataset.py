@@ -108,10 +108,7 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
 
     def _make_rebatch_fn(self, dataset, *args):
         config = self._strategy.extended.config
-        speeds = config.shard_speeds
-        if speeds is None and config.workers is None and _has_sparse(dataset):
-            # TensorFlow's own division cannot give a replica no sparse rows.
-            speeds = (1.0,) * config.num_replicas
+        speeds = rows_by_speed.speeds_for(dataset, config)
         if speeds is None:
             return super()._make_rebatch_fn(dataset, *args)
 
@@ -159,8 +156,3 @@ class MeshDatasetFromFunction(
         """The length in steps; Keras would expect a step for each batch."""
         count = int(super().cardinality)
         return count if count < 0 else -(-count // self.batches_per_step)
-
-
-def _has_sparse(dataset):
-    specs = tf.nest.flatten(dataset.element_spec)
-    return any(isinstance(spec, tf.SparseTensorSpec) for spec in specs)

@@ -6,7 +6,6 @@ from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
 from tfscale.adapters.model import adapt_spec_built_model
-from tfscale.collectives.workers import Workers
 from tfscale.graphs import dataset_graph
 from tfscale.mesh.inputs import common_configuration
 from tfscale.mesh.inputs import common_order
@@ -15,6 +14,7 @@ from tfscale.mesh.inputs import uneven_data
 from tfscale.mesh.inputs.mesh_dataset import MeshDataset
 from tfscale.mesh.inputs.mesh_dataset import MeshDatasetFromFunction
 from tfscale.mesh.inputs.mesh_dataset import MeshDatasetOfPython
+from tfscale.mesh.mesh_config import MeshConfig
 
 _NUMBERS = (
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
@@ -29,7 +29,7 @@ class MeshInputs:
     TensorFlow's datasets for several devices fetch batches ahead to each. CPUs
     gain nothing by that. Devices of other machines would fetch by calls to this
     one; the step sends them their inputs instead. `replica_devices` get the
-    batches, one device of each replica, and have `speeds`, or equal ones.
+    batches, one device of each replica.
     """
 
     def __init__(
@@ -38,15 +38,14 @@ class MeshInputs:
         host: str,
         devices: tuple[str, ...],
         replica_devices: tuple[str, ...],
-        workers: Workers | None = None,
-        speeds: tuple[float, ...] | None = None,
+        config: MeshConfig,
     ):
         machine = host.rpartition("/")[0]
         self._strategy = strategy
         self._host = host
         self._devices = replica_devices
-        self._workers = workers
-        self._speeds = speeds
+        self._config = config
+        self._workers = config.workers
         self._is_on_cpu = all("CPU" in device for device in devices)
         self._fetches_ahead = not self._is_on_cpu and all(
             device.startswith(machine) for device in devices
@@ -70,7 +69,7 @@ class MeshInputs:
         return distributed
 
     def _of_dataset(self, dataset, options, kind=MeshDataset):
-        if self._speeds is not None:
+        if self._config.shard_speeds is not None:
             has_workers = self._workers is not None
             rows_by_speed.check(dataset, has_workers=has_workers)
         if self._workers is not None:
@@ -91,7 +90,8 @@ class MeshInputs:
         )
 
         is_divided_by_worker = (
-            self._workers is not None and self._speeds is None
+            self._workers is not None
+            and rows_by_speed.speeds_for(source, self._config) is None
         )
 
         def distribute(source):
@@ -119,12 +119,12 @@ class MeshInputs:
 
     def from_function(self, dataset_fn, options) -> MeshDatasetFromFunction:
         """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
-        if self._speeds is not None:
+        if self._config.shard_speeds is not None:
             raise ValueError(
                 "Batches that a function makes for each replica cannot be "
                 "divided by `speeds`. Received: "
                 f"`distribute_datasets_from_function` on a mesh with "
-                f"speeds={list(self._speeds)}. Pass a dataset of whole "
+                f"speeds={list(self._config.shard_speeds)}. Pass whole "
                 "batches to `fit` or `experimental_distribute_dataset`, or "
                 "omit `speeds`."
             )

@@ -11,6 +11,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale.mesh.mesh_config import MeshConfig
+
+
+def speeds_for(
+    dataset: tf.data.Dataset, config: MeshConfig
+) -> tuple[float, ...] | None:
+    """The speeds of all shards of its batches; None if TensorFlow divides them.
+
+    It divides rows for equal speeds, but cannot give a replica no rows of a
+    sparse tensor. Each worker then reads all batches, if it may.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    is_sparse = any(isinstance(spec, tf.SparseTensorSpec) for spec in specs)
+    if config.shard_speeds is not None or not is_sparse:
+        return config.shard_speeds
+    if config.workers is None:
+        return (1.0,) * config.num_replicas
+    if not _reads_all(dataset):
+        return None
+    return (1.0,) * config.num_replicas * config.workers.count
+
 
 def divided(
     dataset: tf.data.Dataset, speeds: Sequence[float], shards: range
@@ -48,13 +69,11 @@ def divided(
 
 def check(dataset: tf.data.Dataset, *, has_workers: bool) -> None:
     """Refuses data whose batches cannot be divided by speed."""
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    policies = tf.data.experimental.AutoShardPolicy
-    if has_workers and policy not in (policies.AUTO, policies.DATA):
+    if has_workers and not _reads_all(dataset):
         raise ValueError(
             "Workers of unequal speed must read the same batches, and each "
             "takes its rows. Received: a dataset with "
-            f"auto_shard_policy={policy.name}. Use "
+            f"auto_shard_policy={_policy(dataset).name}. Use "
             "`AutoShardPolicy.DATA` and the whole data in each worker, or "
             "omit `speeds`."
         )
@@ -65,6 +84,15 @@ def check(dataset: tf.data.Dataset, *, has_workers: bool) -> None:
                 "Data must have rows to be divided by `speeds`. Received: a "
                 f"dataset of {dataset.element_spec}. Call `batch` on it."
             )
+
+
+def _policy(dataset):
+    return dataset.options().experimental_distribute.auto_shard_policy
+
+
+def _reads_all(dataset):
+    policies = tf.data.experimental.AutoShardPolicy
+    return _policy(dataset) in (policies.AUTO, policies.DATA)
 
 
 def _num_rows(value: Any) -> tf.Tensor:
