@@ -10,44 +10,79 @@ and not about as many: tables of three rows of which one runs had two by chance.
 """
 
 import itertools
+import random
 import re
 import zlib
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
 
-def pairs(**tables: Iterable[Any]) -> list[dict[str, Any]]:
+def pairs(
+    can_be: Callable[[dict[str, Any]], bool] = lambda row: True,
+    **tables: Iterable[Any],
+) -> list[dict[str, Any]]:
     """Few rows in which each two values of two tables meet.
 
-    The first row has the first value of each table. The next one is always the
-    first of those with most new pairs. For more rows than one can look at see
-    `accumulation/pairs_test.py`.
+    The first row has the first value of each table. The next one is, of some
+    that are made by chance, always the one with most new pairs. Source: Cohen
+    et al., The AETG System (1997), section 4.
 
     Args:
+        can_be: Whether there may be a row with these values, of some tables.
         **tables: Values by the name of an argument.
 
     Returns:
         Rows for `parameterized.parameters`.
     """
-    values = [list(table) for table in tables.values()]
-    rows = [
-        (row, set(itertools.combinations(enumerate(row), 2)))
-        for row in itertools.product(*(range(len(table)) for table in values))
-    ]
-    apart = set().union(*(met for _, met in rows))
-    found = []
-    while apart:
-        row, met = max(rows, key=lambda row: len(row[1] & apart))
-        apart -= met
-        found.append(row)
-    return [
-        {
-            name: table[index]
-            for name, table, index in zip(tables, values, row, strict=True)
-        }
-        for row in found
-    ]
+    values = {name: list(table) for name, table in tables.items()}
+    choices = random.Random(0)
+
+    def valued(places):
+        # In the order of the tables.
+        return {n: values[n][places[n]] for n in values if n in places}
+
+    def is_allowed(places):
+        return can_be(valued(places))
+
+    missing = {
+        pair
+        for names in itertools.combinations(sorted(values), 2)
+        for pair in itertools.product(*(_places(values, n) for n in names))
+        if is_allowed(dict(pair))
+    }
+    row, rows = dict.fromkeys(values, 0), []
+    while missing:
+        missing -= _pairs_of(row)
+        rows.append(valued(row))
+        if missing:
+            found = [
+                _candidate(missing, values, is_allowed, choices)
+                for _ in range(40)
+            ]
+            row = max(found, key=lambda row: len(_pairs_of(row) & missing))
+    return rows
+
+
+def _places(values, name):
+    return [(name, place) for place in range(len(values[name]))]
+
+
+def _pairs_of(row):
+    return set(itertools.combinations(sorted(row.items()), 2))
+
+
+def _candidate(missing, values, is_allowed, choices):
+    row = dict(choices.choice(sorted(missing)))
+    rest = [name for name in values if name not in row]
+    choices.shuffle(rest)
+    for name in rest:
+        rows = [{**row, name: place} for _, place in _places(values, name)]
+        rows = [row for row in rows if is_allowed(row)]
+        choices.shuffle(rows)
+        row = max(rows, key=lambda row: len(_pairs_of(row) & missing))
+    return row
 
 
 def always(cases: Sequence[str], every: int) -> set[int]:

@@ -64,6 +64,15 @@ class CrossingsTest(parameterized.TestCase):
             for pair in itertools.product(tables[one], tables[other]):
                 self.assertIn(pair, found)
 
+    def test_values_that_exclude_each_other_do_not_meet(self):
+        def can_be(row):
+            return not (row.get("a") == "x" and row.get("b") == 2)
+
+        rows = crossings.pairs(can_be, a="wxy", b=(1, 2), c="rs")
+        found = {(row["a"], row["b"]) for row in rows}
+        self.assertLen(found, 5)
+        self.assertNotIn(("x", 2), found)
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -7,8 +7,6 @@ left to whoever finds one.
 
 import collections
 import dataclasses
-import itertools
-import random
 
 import keras
 import numpy as np
@@ -18,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tests import crossings
 from tests import same_numbers
 
 FEATURES = {
@@ -53,53 +52,7 @@ def can_be(row):
     return not (row.get("eagerly") and row.get("replicas") == 2)
 
 
-def pairs_of(row):
-    """Every two features of a row, with their values."""
-    return set(itertools.combinations(row.items(), 2))
-
-
-def covering_rows():
-    """Few rows, by the greedy way: the next one has the most new pairs.
-
-    Source: Cohen et al., The AETG System (1997), section 4.
-    """
-    choices = random.Random(0)
-    names = list(FEATURES)
-    missing = {
-        pair
-        for a, b in itertools.combinations(names, 2)
-        for x, y in itertools.product(FEATURES[a], FEATURES[b])
-        for pair in [((a, x), (b, y))]
-        if can_be(dict(pair))
-    }
-    rows = []
-    while missing:
-        found = [_candidate(missing, names, choices) for _ in range(40)]
-        row = max(found, key=lambda each: len(pairs_of(each) & missing))
-        missing -= pairs_of(row)
-        rows.append(Row(**row))
-    return rows
-
-
-def _candidate(missing, names, choices):
-    row = dict(choices.choice(sorted(missing, key=repr)))
-    rest = [name for name in names if name not in row]
-    choices.shuffle(rest)
-    for name in rest:
-        values = [v for v in FEATURES[name] if can_be({**row, name: v})]
-        choices.shuffle(values)
-
-        def new(value, name=name):
-            # In the order of the features, as `missing` has them.
-            whole = {**row, name: value}
-            ordered = {n: whole[n] for n in names if n in whole}
-            return len(pairs_of(ordered) & missing)
-
-        row[name] = max(values, key=new)
-    return {name: row[name] for name in names}
-
-
-ROWS = covering_rows()
+ROWS = [Row(**row) for row in crossings.pairs(can_be, **FEATURES)]
 
 # The first rows of a batch have no weight, or nothing but padding; others are
 # short, and the last ones long. 35 rows leave three for the last step: fewer
@@ -314,13 +267,6 @@ class PairsTest(parameterized.TestCase):
         self.assertLess(
             distance(actual, truth), CHANCE * distance(expected, truth)
         )
-
-    def test_every_two_values_are_in_a_row(self):
-        found = set().union(*(pairs_of(row._asdict()) for row in ROWS))
-        for a, b in itertools.combinations(FEATURES, 2):
-            for x, y in itertools.product(FEATURES[a], FEATURES[b]):
-                if can_be({a: x, b: y}):
-                    self.assertIn(((a, x), (b, y)), found)
 
 
 if __name__ == "__main__":
