@@ -60,8 +60,9 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     products = _time_of_products(names, shape)
     moving = products - 6 * _ROWS * math.prod(shape) / flops
     weight_passes = max(moving * bandwidth / num_bytes, 0.0)
+    of_blocks = of_few, of_many
     fitted = blocks.fit(
-        *(model.layers, (of_few, of_many), flops, bandwidth, weight_passes)
+        model.layers, of_blocks, flops, bandwidth, weight_passes
     )
     latency = 0.0
     if number > 1:
