@@ -659,6 +659,24 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         for one, other in zip(fit(plain), found, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
+    def test_an_error_names_the_largest_weight_that_trains(self):
+        """It named the first variable, here a mean that does not train."""
+        same_numbers.reset()
+        mesh = tfscale.device_mesh(data=2)
+        with tfscale.MeshStrategy(mesh, zero_stage=3).scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((8,)),
+                    layers.Normalization(mean=0.0, variance=1.0),
+                    layers.BatchNormalization(),
+                    layers.Dense(8, name="frozen", trainable=False),
+                    layers.Dense(4, name="trained"),
+                ]
+            )
+            model.compile("sgd", "mse")
+        with self.assertRaisesRegex(ValueError, "4 variables.*trained/kernel"):
+            model.fit(np.ones((4, 8)), np.ones((4, 4)), verbose=0)
+
     def test_small_weights_stay_whole_with_their_slots(self):
         same_numbers.reset()
         mesh = tfscale.device_mesh(data=2)

@@ -1,5 +1,6 @@
 """Checks of what a strategy is to run on replicas, before it runs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,14 +45,20 @@ def _check_has_pipeline(extended, fn):
 
 
 def _check_divides_weights(extended, fn):
-    states, paths = extended.optimizer_states, extended.variable_creator.paths
-    # Variables that `fit` builds are of no layer that the creator knows.
-    paths = paths or [variable.path for variable in _trained_by(fn)]
-    if extended.gathers_weights and paths and not states.max_gathered_bytes:
+    states = extended.optimizer_states
+    if not extended.gathers_weights or states.max_gathered_bytes:
+        return
+    weights = sorted(
+        _trained_by(fn), key=lambda weight: -math.prod(weight.shape)
+    )
+    # A function of a loop of the user's is of no model.
+    paths = [weight.path for weight in weights]
+    paths = paths or extended.variable_creator.paths
+    if paths:
         raise ValueError(
             "zero_stage=3 needs weights that it can divide: trainable ones of "
             f"at least {zero.MIN_ELEMENTS} elements with a dim that the number "
-            f"of replicas divides. Received: {len(paths)} variables, the first "
+            f"of replicas divides. Received: {len(paths)} variables, such as "
             f"{paths[0]!r}, and none that {extended.num_replicas} replicas "
             "divide. Use zero_stage=0 for a small model, or name dims in a "
             "layout map: {'.*kernel': ('data', None)}."
