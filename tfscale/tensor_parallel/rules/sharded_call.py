@@ -2,6 +2,7 @@
 
 import inspect
 
+import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
@@ -106,9 +107,13 @@ class ShardedCall:
         ]
         if kind != self._kind:
             rule = make_rule(self._layer)
-            if rule is not None and rule.sink_dim is not None:
+            spec = self._layer.input_spec
+            if rule is not None and rule.sink_dim is not None and spec:
                 # It names the size of the whole input, and refuses a shard.
-                self._layer.input_spec = None
+                # The rank stays: with it Keras quantizes an EinsumDense.
+                self._layer.input_spec = keras.layers.InputSpec(
+                    ndim=spec.ndim, min_ndim=spec.min_ndim
+                )
             self._kind, self._rule = kind, rule
             self.is_decided, self.reason = False, None
             self.runs_nested = self.runs_by_rule = False
