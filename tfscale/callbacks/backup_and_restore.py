@@ -32,8 +32,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Saved are weights, optimizer, the running metrics, the state of the other
     callbacks, `History`, the positions in training and validation data, and
-    all random states. Values are held and written beside the training; a save
-    that failed is raised at the next step, and logged after the last one.
+    all random states. Values are held, and written while training goes on; a
+    save that failed is raised at the next step, and logged after the last one.
 
     A program may have several calls of `fit` with one folder, which are told
     apart by their number among those that end well: restarted, each continues

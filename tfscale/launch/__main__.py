@@ -49,7 +49,7 @@ MAX_WORKERS = flags.DEFINE_integer(
 NUM_PS = flags.DEFINE_integer(
     "num_ps",
     0,
-    "Parameter servers on this machine, beside the workers and a chief.",
+    "Parameter servers on this machine, in addition to workers and a chief.",
     lower_bound=0,
 )
 DEVICES_PER_WORKER = flags.DEFINE_integer(

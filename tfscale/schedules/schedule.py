@@ -130,7 +130,7 @@ class Schedule:
     def staleness(self, stage: int) -> int:
         """How many updates the weights of a backward are behind, at most.
 
-        A stage keeps that many versions of its weights beside the newest one.
+        A stage keeps that many versions of its weights and the newest one.
         """
         return max(b - self.version(stage, b) for b in range(self.num_batches))
 
