@@ -385,8 +385,11 @@ def measured(index):
 def not_dense(strategy=None):
     """Sparse and ragged rows; the last batch has one, which is one worker's."""
     tokens = tf.ragged.range(tf.range(len(X)) % 3 + 1)
+    of_one_length = tf.RaggedTensor.from_row_lengths(
+        X.ravel(), [X.shape[1]] * len(X)
+    )
     results = []
-    for x in (tf.sparse.from_dense(X), tokens):
+    for x in (tf.sparse.from_dense(X), of_one_length, tokens):
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(1)
         with strategy.scope() if strategy else contextlib.nullcontext():
@@ -395,7 +398,8 @@ def not_dense(strategy=None):
                 h = keras.layers.Embedding(4, 5)(h)
                 h = keras.layers.GlobalAveragePooling1D()(h)
             else:
-                h = inputs = keras.Input(X.shape[1:], sparse=True)
+                is_sparse = x is not of_one_length
+                h = inputs = keras.Input(X.shape[1:], sparse=is_sparse)
             model = keras.Model(inputs, keras.layers.Dense(Y.shape[1])(h))
             model.compile(keras.optimizers.SGD(0.1), "mse")
         rows = tf.data.Dataset.from_tensor_slices((x, Y)).batch(len(X) // 2)

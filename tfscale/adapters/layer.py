@@ -126,6 +126,22 @@ class MeshWindowLayer(MeshLayer):
         )
 
 
+class MeshRaggedProduct(MeshLayer):
+    """A product of ragged rows, which have no length where there is no row."""
+
+    def call(self, inputs, *args, **kwargs):
+        """See `keras.Layer`; a replica without rows has one for the product."""
+        is_shard = step_context.current().batch_shard is not None
+        is_ragged = isinstance(inputs, tf.RaggedTensor)
+        if not (is_shard and is_ragged and inputs.shape.rank == 2):
+            return super().call(inputs, *args, **kwargs)
+        num_rows = inputs.nrows()
+        length = self.get_build_config()["input_shape"][-1]
+        row = tf.zeros([tf.maximum(1 - num_rows, 0), length], inputs.dtype)
+        inputs = tf.concat([inputs, row], axis=0)
+        return super().call(inputs, *args, **kwargs)[:num_rows]
+
+
 def _within(boundary, method, args, kwargs):
     if boundary is None:
         return method(*args, **kwargs)
@@ -212,6 +228,7 @@ _WITH_WINDOWS = (
     keras.layers.MaxPooling2D,
     keras.layers.MaxPooling3D,
 )
+_PRODUCTS = (keras.layers.Dense, keras.layers.EinsumDense)
 
 
 def adapt_layers(layers: Iterable[keras.Layer]) -> None:
@@ -219,6 +236,14 @@ def adapt_layers(layers: Iterable[keras.Layer]) -> None:
     for layer in layers:
         if isinstance(layer, (keras.layers.BatchNormalization, *_WITH_WINDOWS)):
             adapt_layer(layer)
+
+
+def adapt_to_data(layers: Iterable[keras.Layer], data: Iterable[Any]) -> None:
+    """Adapts layers that differ on ragged tensors, if there are some."""
+    if any(isinstance(each, tf.RaggedTensor) for each in data):
+        for layer in layers:
+            if isinstance(layer, _PRODUCTS):
+                in_place.put(layer, MeshRaggedProduct)
 
 
 def adapt_layer(layer: keras.Layer, **attributes: Any) -> None:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.adapters.layer import adapt_layers
+from tfscale.adapters.layer import adapt_to_data
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import StagedModel
 from tfscale.adapters.model import adapt_compile_loss
@@ -43,7 +44,7 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     def step(*args, **kwargs):
         with batch_norm.noting():
             if predicting is not None and is_divided:
-                return _predict(fn, *args, **kwargs)
+                return _predict(predicting, fn, *args, **kwargs)
             if model is None:
                 return fn(*args, **kwargs)
             logs = _run_on_shard(model, fn, is_divided, *args, **kwargs)
@@ -88,9 +89,10 @@ def _count_once(model):
             variable.assign(tf.where(is_first, value, tf.zeros_like(value)))
 
 
-def _predict(fn, *args, **kwargs):
+def _predict(model, fn, *args, **kwargs):
     """Predicts on a shard, which may have no row."""
     data = keras.tree.flatten((args, kwargs))
+    adapt_to_data(attributes.flatten_layers(model), data)
     batch_shard = BatchShard.of_replica(data, graph=None)
     with step_context.within(batch_shard=batch_shard):
         return fn(*args, **kwargs)
@@ -103,6 +105,7 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     layers = attributes.flatten_layers(model)
+    adapt_to_data(layers, data)
     is_of_keras = attributes.is_step_of_keras(
         getattr(model, getattr(fn, "__name__", ""), None)
     )
@@ -137,8 +140,7 @@ def with_input_dependencies(fn: Callable) -> Callable:
     @functools.wraps(fn)
     def run(*args, **kwargs):
         data = tf.nest.flatten((args, kwargs), expand_composites=True)
-        if any(map(_has_no_rows, data)):
-            args, kwargs = tf.nest.map_structure(_of_any_rows, (args, kwargs))
+        args, kwargs = tf.nest.map_structure(_of_any_rows, (args, kwargs))
         # One edge for each operation, and not one for each input.
         inputs = tf.group(*filter(tf.is_symbolic_tensor, data))
         with tf.control_dependencies([inputs]):
@@ -147,13 +149,9 @@ def with_input_dependencies(fn: Callable) -> Callable:
     return run
 
 
-def _has_no_rows(value):
-    return tf.is_symbolic_tensor(value) and value.shape[:1] == [0]
-
-
 def _of_any_rows(value):
-    """A tensor whose number of rows TensorFlow does not know."""
-    if not _has_no_rows(value):
+    """A tensor without rows, as one whose number TensorFlow does not know."""
+    if not tf.is_symbolic_tensor(value) or value.shape[:1] != [0]:
         return value
     shape = [None, *value.shape[1:]]
     return tf.compat.v1.placeholder_with_default(value, shape)

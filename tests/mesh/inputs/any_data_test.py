@@ -27,6 +27,7 @@ def build(num_microbatches=None, shape=(4,), **axes):
         x = h = keras.Input(shape)
         if shape == (None,):
             h = keras.layers.Embedding(5, 4)(h)
+        if shape[0] is None:
             h = keras.layers.GlobalAveragePooling1D()(h)
         h = keras.layers.Dense(4, "tanh")(h)
         model = keras.Model(x, keras.layers.Dense(2)(h))
@@ -47,11 +48,13 @@ class Batches(keras.utils.PyDataset):
 
 class AnyDataTest(parameterized.TestCase):
     def assert_as_on_one_device(self, data, axes, shape=(4,), **kwargs):
+        models = build(shape=shape), build(shape=shape, **axes)
         logs = [
             model.fit(data(), verbose=0, epochs=2, shuffle=False).history
-            for model in (build(shape=shape), build(shape=shape, **axes))
+            for model in models
         ]
         np.testing.assert_allclose(*(log["loss"] for log in logs), rtol=1e-5)
+        return models
 
     @parameterized.parameters((2, 4), (4, 8), (4, 5), (3, 10))
     def test_sparse_batches(self, data, batch_size):
@@ -94,12 +97,31 @@ class AnyDataTest(parameterized.TestCase):
             fit(strategy.scope()), fit(contextlib.nullcontext()), rtol=1e-5
         )
 
-    def test_ragged_batches(self):
-        tokens = [[1, 2, 3], [4], [0, 2]] * 4
-        self.assert_as_on_one_device(
-            lambda: ROWS((tf.ragged.constant(tokens)[:11], Y)).batch(4),
-            dict(data=2),
-            shape=(None,),
+    @parameterized.parameters(
+        ("tokens", (None,), 2),
+        ("rows of one length", (4,), 2),
+        ("rows of one length", (4,), 3),
+        ("steps", (None, 4), 2),
+        ("steps", (None, 4), 3),
+    )
+    @pytest.mark.crossing(every=3)
+    def test_ragged_batches(self, kind, shape, data):
+        # On a replica without rows those of one length had none: "Matrix
+        # size-incompatible", and steps had no features: "Tensor's shape (0,)".
+        lengths = np.arange(11) % 3 + 1
+        values = {
+            "tokens": (np.arange(21) % 5, lengths),
+            "rows of one length": (X.ravel(), [4] * 11),
+            "steps": (RANDOM.normal(size=(21, 4)).astype("float32"), lengths),
+        }
+        x = tf.RaggedTensor.from_row_lengths(*values[kind])
+
+        def batches():
+            return ROWS((x, Y)).batch(5)
+
+        models = self.assert_as_on_one_device(batches, dict(data=data), shape)
+        same_numbers.assert_close(
+            *(model.predict(batches(), verbose=0) for model in models)
         )
 
     @parameterized.product(data=(2, 1), is_dataset=(False, True))

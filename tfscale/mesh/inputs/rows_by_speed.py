@@ -19,18 +19,25 @@ def speeds_for(
 ) -> tuple[float, ...] | None:
     """The speeds of all shards of its batches; None if TensorFlow divides them.
 
-    It divides rows for equal speeds, but cannot give a replica no rows of a
-    sparse tensor. Each worker then reads all batches, if it may.
+    It divides rows for equal speeds, but not all kinds of tensors. Each worker
+    then reads all batches, if it may.
     """
     specs = tf.nest.flatten(dataset.element_spec)
-    is_sparse = any(isinstance(spec, tf.SparseTensorSpec) for spec in specs)
-    if config.shard_speeds is not None or not is_sparse:
+    if config.shard_speeds is not None or all(map(_may_lack_rows, specs)):
         return config.shard_speeds
     if config.workers is None:
         return (1.0,) * config.num_replicas
     if not _reads_all(dataset):
         return None
     return (1.0,) * config.num_replicas * config.workers.count
+
+
+def _may_lack_rows(spec):
+    """Whether TensorFlow gives a replica no rows of a batch as it should."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        # No rows have lost their inner dims.
+        return spec.shape.rank == spec.ragged_rank + 1
+    return not isinstance(spec, tf.SparseTensorSpec)
 
 
 def divided(
