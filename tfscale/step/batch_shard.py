@@ -157,8 +157,7 @@ class BatchShard:
             return None
         if loss.shape.rank == 0:
             # Without rows a mean is NaN.
-            has_rows = tf.cast(losses.counts(self.rows), loss.dtype)
-            return tf.math.multiply_no_nan(loss, has_rows)
+            return times(loss, losses.counts(self.rows))
         # A vector is logged as a mean, and minimised as a sum.
         factor = tf.math.divide_no_nan(self.counts(self.rows), self.share)
         return weighed(loss, tf.cast(factor, loss.dtype))
@@ -185,8 +184,7 @@ class BatchShard:
         # Variables, and numbers of Python, are those of all replicas.
         if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
             return value
-        factor = tf.cast(self.share * self.num_replicas, value.dtype)
-        return tf.math.multiply_no_nan(value, factor)
+        return times(value, self.share * self.num_replicas)
 
     def compiled_loss_of(
         self, compile_loss, y_true, y_pred, sample_weight
@@ -207,9 +205,7 @@ class BatchShard:
             # Without rows a mean is NaN.
             with_a_row(loss.value)
             if loss.is_vector
-            else tf.math.multiply_no_nan(
-                loss.value, tf.cast(factor, loss.value.dtype)
-            )
+            else times(loss.value, factor)
             for loss, factor in zip(found, factors)
         ]
         if self.compiled is not None:
