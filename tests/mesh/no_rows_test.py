@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
@@ -41,6 +42,36 @@ def convolutions():
     return keras.Model(images, layers.Dense(1, name="last")(x))
 
 
+class Centered(layers.Layer):
+    """Less the mean of all replicas' rows, as docs/numbers.md has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = keras.metrics.Mean(name="largest")
+
+    def call(self, x):
+        # A row of zeros has no direction.
+        x /= keras.ops.sqrt(keras.ops.sum(x**2, axis=-1, keepdims=True))
+        self.largest.update_state(keras.ops.max(x, axis=-1))
+        sums = keras.ops.sum(x, axis=0), keras.ops.shape(x)[0]
+        context = tf.distribute.get_replica_context()
+        if context is not None:
+            sums = [context.all_reduce("sum", each) for each in sums]
+        return x - sums[0] / keras.ops.cast(sums[1], x.dtype)
+
+
+class NumberOfRows(keras.metrics.Sum):
+    def update_state(self, y, y_pred, sample_weight=None):
+        super().update_state(keras.ops.ones(keras.ops.shape(y)[:1]))
+
+
+def centered():
+    images = keras.Input(X.shape[1:])
+    x = layers.Flatten()(images)
+    x = layers.Dense(3, use_bias=False, name="first")(x)
+    return keras.Model(images, layers.Dense(1, name="last")(Centered()(x)))
+
+
 class NoRowsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -68,6 +99,22 @@ class NoRowsTest(parameterized.TestCase):
         same_numbers.assert_close(
             found.model.evaluate(X[:1], Y[:1], verbose=0),
             expected.model.evaluate(X[:1], Y[:1], verbose=0),
+        )
+
+    def test_what_a_user_computes_sees_no_row_more(self):
+        # Not even one that counts nothing in losses: sums over replicas and
+        # numbers of rows had it, and its gradient was NaN.
+        job = same_numbers.Job(
+            centered,
+            dict(x=X, y=Y),
+            compile=lambda: dict(metrics=[NumberOfRows(name="rows")]),
+            fit=dict(batch_size=6, validation_data=(X[:7], Y[:7])),
+        )
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=3))
+        same_numbers.assert_same(
+            self,
+            same_numbers.on_one_device(job),
+            same_numbers.plain(job, strategy),
         )
 
     @parameterized.parameters(2, 3)
