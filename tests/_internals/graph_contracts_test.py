@@ -345,7 +345,7 @@ class DatasetTest(tf.test.TestCase):
         for dataset, reason in (
             (numbers.map(lambda x: x + 1, 2).batch(2), "None"),
             (numbers.map(lambda x: x, 2, deterministic=False), "determ"),
-            (generated.batch(2), "generator"),
+            (generated.batch(2), "PyDataset"),
         ):
             found = dataset_graph.without_order(dataset)
             self.assertIn(reason, str(found))

@@ -142,7 +142,7 @@ def without_order(dataset: tf.data.Dataset) -> str | None:
         if stage.settings.get("deterministic") == "false":
             return "a map with deterministic=False"
         if "GeneratorDataset" in stage.operations:
-            return "a generator of Python"
+            return "a generator, or a `PyDataset`"
     return None
 
 
