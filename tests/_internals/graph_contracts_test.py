@@ -315,9 +315,7 @@ class DatasetTest(tf.test.TestCase):
     @holds("_ParallelInterleaveDataset.__init__", "_num_parallel_calls")
     @holds("_PrefetchDataset.__init__", "_buffer_size")
     @holds("_RepeatDataset.__init__", "_count")
-    @holds(
-        "_ShuffleDataset.__init__", "_buffer_size", "_reshuffle_each_iteration"
-    )
+    @holds("_ShuffleDataset.__init__", "_reshuffle_each_iteration")
     def test_settings_of_a_dataset_are_known(self):
         numbers = tf.data.Dataset.range(3)
         for dataset, name, setting in (
@@ -331,7 +329,6 @@ class DatasetTest(tf.test.TestCase):
             ),
             (numbers.prefetch(3), "buffer_size", 3),
             (numbers.repeat(2), "count", 2),
-            (numbers.shuffle(4), "buffer_size", 4),
             (numbers.shuffle(4), "reshuffle_each_iteration", True),
         ):
             self.assertEqual(datasets.settings_of(dataset)[name], setting)

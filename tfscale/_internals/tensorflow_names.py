@@ -136,7 +136,6 @@ python.data.ops.dataset_ops.DatasetV2
     _functions: the functions of a dataset, which tf.data looks at
     _inputs: the datasets that one is made of
 python.data.ops.shuffle_op._ShuffleDataset.__init__
-    _buffer_size: whether a shuffle's buffer fits the memory
     _reshuffle_each_iteration: whether each iteration has an order
     _seed, _seed2: whether all workers shuffle in the same way
 python.data.ops.batch_op._BatchDataset.__init__

@@ -139,7 +139,7 @@ def pipeline(
     budget = options.autotune.ram_budget
     budget = memory.budget() if budget is None else budget
     if isinstance(source, StreamSource) and source.kind == "dataset":
-        findings = lints.lint(source.dataset, ram_budget=budget)
+        findings = lints.lint(source.dataset)
         for finding in findings + lints.lint_order(source.dataset):
             warnings.warn(str(finding), stacklevel=2)
     raw = _first_of(source)

@@ -11,7 +11,7 @@ _SHARE = 0.5  # the model and other pipelines need the rest
 
 
 def budget(*, cgroup="/sys/fs/cgroup", available=None):
-    """Bytes that a cache or a shuffle buffer may take.
+    """Bytes that a cache or a shuffle window may take.
 
     Half of the free memory of the machine, measured if `available` is None, or
     of the limit of the control groups if that leaves less.

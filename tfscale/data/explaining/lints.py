@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.data.caches import memory
 from tfscale.graphs.dataset_graph import stages_of
 
 _BATCHES = ("Batch", "MapAndBatch", "PaddedBatch", "ParallelBatch")
@@ -19,8 +18,8 @@ class Finding:
 
     Attributes:
         rule: String, a short name: `"cache-after-random"`,
-            `"shuffle-after-batch"`, `"python-function"`, `"stateful-random"`,
-            `"shuffle-buffer"` or `"unstable-order"`.
+            `"shuffle-after-batch"`, `"python-function"`, `"stateful-random"` or
+            `"unstable-order"`.
         message: String: what is wrong.
         fix: String: what to do.
 
@@ -38,15 +37,11 @@ class Finding:
         return f"{self.rule}: {self.message} {self.fix}"
 
 
-def lint(
-    dataset: tf.data.Dataset, *, ram_budget: int | None = None
-) -> list[Finding]:
+def lint(dataset: tf.data.Dataset) -> list[Finding]:
     """Looks for mistakes in a `tf.data.Dataset` without running it.
 
     Args:
         dataset: `tf.data.Dataset`.
-        ram_budget: Integer, bytes that a shuffle buffer may take; by default
-            half of what is free on the machine or in its cgroup.
 
     Returns:
         A list of `Finding`.
@@ -58,7 +53,6 @@ def lint(
     >>> [finding.rule for finding in lint(dataset)]
     ['shuffle-after-batch']
     """
-    budget = memory.budget() if ram_budget is None else ram_budget
     findings = []
     random, batched = {}, {}  # by stage: random operations and batching so far
     for stage in stages_of(dataset):
@@ -67,10 +61,8 @@ def lint(
         findings.extend(_of_functions(stage))
         if stage.is_a("Cache") and drawn:
             findings.append(_cached(drawn))
-        if stage.is_a("Shuffle"):
-            if in_batches:
-                findings.append(_shuffled_late())
-            findings.extend(_buffer(stage, budget))
+        if stage.is_a("Shuffle") and in_batches:
+            findings.append(_shuffled_late())
         random[stage] = drawn + stage.random
         if stage.is_a(*_BATCHES):
             in_batches = True
@@ -170,21 +162,3 @@ def _shuffled_late():
         "change, and the buffer holds whole batches.",
         "Put `shuffle` before `batch`.",
     )
-
-
-def _buffer(stage, budget):
-    records = stage.settings["buffer_size"]
-    if records < 0:
-        return
-    # One element is measured: its shape may be unknown.
-    (before,) = stage.inputs
-    first = next(iter(before.dataset.take(1)), ())
-    need = records * memory.size_of(first)
-    if need > budget:
-        yield Finding(
-            "shuffle-buffer",
-            f"A shuffle buffer of {records} elements takes {need} bytes, and "
-            f"{budget} are to spare.",
-            f"Use {int(budget // (need / records))} or fewer, or shuffle "
-            "before elements are decoded.",
-        )
