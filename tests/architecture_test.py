@@ -111,7 +111,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/callbacks/layer_freezing.py", "layer.trainable"),
     ("tfscale/comparison/training.py", "setattr of layer"),
     ("tfscale/_internals/fitting.py", "epochs._current_iterator"),
-    ("tfscale/_internals/fitting.py", "epochs._epoch_iterator"),
+    ("tfscale/_internals/fitting.py", "epochs.data_adapter"),
     ("tfscale/_internals/fitting.py", "epochs._num_batches"),
     ("tfscale/_internals/fitting.py", "epochs._distributed_dataset"),
     ("tfscale/_internals/fitting.py", "epochs._steps_seen"),

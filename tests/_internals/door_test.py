@@ -268,6 +268,19 @@ class DoorTest(parameterized.TestCase):
             with self.subTest(path):
                 self.assertEqual(names - ALL_NAMES, set())
 
+    def test_what_is_used_of_private_modules_is_in_the_tables(self):
+        # Such as `symbols.record.stop_recording`, without an underscore.
+        for path in source_files.python_files():
+            if path.startswith("tfscale/"):
+                names = {
+                    node.attr
+                    for node in ast.walk(source_files.parse(path))
+                    if isinstance(node, ast.Attribute)
+                    and ast.unparse(node.value).startswith("symbols.")
+                }
+                with self.subTest(path):
+                    self.assertEqual(names - ALL_NAMES, set())
+
     def is_module(self, name):
         try:
             return importlib.util.find_spec(name) is not None

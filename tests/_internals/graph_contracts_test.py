@@ -231,6 +231,14 @@ class GraphTest(tf.test.TestCase):
         (job,) = found.coordinated_job_list
         self.assertEqual((job.name, job.num_tasks), ("worker", 2))
 
+    @holds("context.Context", "config")
+    def test_options_of_a_process_are_those_of_its_context(self):
+        before = tf.config.get_soft_device_placement()
+        for is_soft in (not before, before):
+            tf.config.set_soft_device_placement(is_soft)
+            found = attributes.options_of_process()
+            self.assertEqual(found.allow_soft_placement, is_soft)
+
     @holds("eager.context", "context")
     @holds("context.Context", "function_call_options")
     def test_functions_of_a_thread_are_run_by_its_options(self):
@@ -314,7 +322,6 @@ class DatasetTest(tf.test.TestCase):
     @holds("_ParallelMapDataset.__init__", "_num_parallel_calls")
     @holds("_ParallelInterleaveDataset.__init__", "_num_parallel_calls")
     @holds("_PrefetchDataset.__init__", "_buffer_size")
-    @holds("_RepeatDataset.__init__", "_count")
     @holds("_ShuffleDataset.__init__", "_reshuffle_each_iteration")
     def test_settings_of_a_dataset_are_known(self):
         numbers = tf.data.Dataset.range(3)
@@ -328,7 +335,6 @@ class DatasetTest(tf.test.TestCase):
                 2,
             ),
             (numbers.prefetch(3), "buffer_size", 3),
-            (numbers.repeat(2), "count", 2),
             (numbers.shuffle(4), "reshuffle_each_iteration", True),
         ):
             self.assertEqual(datasets.settings_of(dataset)[name], setting)

@@ -46,16 +46,6 @@ class OptimizerContractsTest(tf.test.TestCase):
             optimizer.apply([tf.constant([8.0])], [variable])
             self.assertAllEqual(variable, [-8.0])
 
-    @holds("TFOptimizer", "_all_reduce_sum_gradients")
-    def test_gradients_are_summed_up_pair_by_pair_in_a_step_of_its_own(self):
-        class Summed(keras.optimizers.SGD):
-            def _all_reduce_sum_gradients(self, grads_and_vars):
-                return [(2 * g, v) for g, v in grads_and_vars]
-
-        variables = [keras.Variable([1.0]), keras.Variable([2.0])]
-        Summed(1.0).apply([tf.constant([8.0]), tf.constant([4.0])], variables)
-        self.assertAllEqual(variables, [[-15.0], [-6.0]])
-
     @holds("TFOptimizer", "_apply_weight_decay", "_backend_update_step")
     def test_variables_are_updated_in_the_two_that_run_on_shards(self):
         class NotUpdating(keras.optimizers.SGD):

@@ -60,7 +60,6 @@ class StrategyTest(tf.test.TestCase):
 
     @holds(
         "MirroredExtended",
-        "_call_for_each_replica",
         "_get_replica_id_in_sync_group",
         "_get_local_replica_id",
         "_num_replicas_in_sync",
@@ -78,7 +77,6 @@ class StrategyTest(tf.test.TestCase):
 
         found = self.called(run)
         for name in (
-            "_call_for_each_replica",
             "_get_replica_id_in_sync_group",
             "_get_local_replica_id",
             "_num_replicas_in_sync",
@@ -86,13 +84,8 @@ class StrategyTest(tf.test.TestCase):
         ):
             self.assertIn(name, found)
 
-    @holds(
-        "MirroredExtended",
-        "_replica_ctx_all_reduce",
-        "_replica_ctx_update",
-        "_use_merge_call",
-    )
-    def test_where_replicas_do_not_meet_they_sum_and_update_by_one_method(self):
+    @holds("MirroredExtended", "_replica_ctx_all_reduce", "_use_merge_call")
+    def test_where_replicas_do_not_meet_they_sum_by_one_method(self):
         calls = []
 
         class NotMeeting(private_symbols.MirroredExtended):
@@ -103,39 +96,21 @@ class StrategyTest(tf.test.TestCase):
                 calls.append("_replica_ctx_all_reduce")
                 return value
 
-            def _replica_ctx_update(self, var, fn, args, kwargs, group):
-                calls.append("_replica_ctx_update")
-
         strategy = Recording([], NotMeeting)
-        with strategy.scope():
-            variable = tf.Variable([0.0])
 
         def step():
             context = tf.distribute.get_replica_context()
             context.all_reduce(SUM, tf.constant([1.0]))
-            strategy.extended.update(variable, lambda v: v.assign([1.0]))
 
         strategy.run(step)
-        self.assertEqual(
-            calls, ["_replica_ctx_all_reduce", "_replica_ctx_update"] * 2
-        )
-
-    @holds("MirroredExtended", "_update")
-    def test_an_update_outside_of_replicas_goes_by_one_method(self):
-        def update(strategy):
-            variable = tf.Variable(0.0)
-            strategy.extended.update(variable, lambda v: v.assign(1.0))
-
-        self.assertIn("_update", self.called(update))
+        self.assertEqual(calls, ["_replica_ctx_all_reduce"] * 2)
 
     @holds(
         "MirroredExtended",
         "_reduce_to",
         "_batch_reduce_to",
-        "_get_cross_device_ops",
         "_gather_to_implementation",
     )
-    @holds("StrategyExtendedV2", "_batch_gather_to")
     def test_sums_and_gathers_go_by_one_method_each(self):
         def reduce(strategy):
             value = strategy.run(lambda: tf.constant([1.0]))
@@ -153,8 +128,6 @@ class StrategyTest(tf.test.TestCase):
             value = strategy.run(lambda: tf.constant([1.0]))
             found = strategy.gather(value, axis=0)
             self.assertAllEqual(found, [1.0, 1.0])
-            found = strategy.extended._batch_gather_to([(value, DEVICES[0])], 0)
-            self.assertLen(found, 1)
 
         self.assertIn("_gather_to_implementation", self.called(gather))
 
@@ -167,14 +140,12 @@ class StrategyTest(tf.test.TestCase):
 
         found = self.called(all_gather)
         self.assertIn("_gather_to_implementation", found)
-        self.assertIn("_get_cross_device_ops", found)
 
     @holds(
         "MirroredExtended",
         "_experimental_distribute_dataset",
         "_distribute_datasets_from_function",
     )
-    @holds("MirroredExtended._initialize_single_worker", "_devices")
     def test_datasets_are_distributed_by_one_method_each(self):
         dataset = tf.data.Dataset.range(4).batch(2)
         found = self.called(
@@ -185,22 +156,14 @@ class StrategyTest(tf.test.TestCase):
             lambda s: s.distribute_datasets_from_function(lambda _: dataset)
         )
         self.assertIn("_distribute_datasets_from_function", found)
-        self.assertLen(Recording([]).extended._devices, 2)
 
     @holds("MirroredExtended", "_initialize_single_worker")
-    @holds("MirroredExtended._initialize_single_worker", "_default_device")
+    @holds("MirroredExtended._initialize_single_worker", "_devices")
     def test_devices_of_a_machine_are_set_in_one_method(self):
         calls = []
         extended = Recording(calls).extended
         self.assertEqual(calls.count("_initialize_single_worker"), 1)
-        self.assertIsNone(extended._default_device)
-
-    @holds("StrategyExtendedV2", "_local_results")
-    def test_an_extended_knows_its_values(self):
-        strategy = Recording([])
-        extended = strategy.extended
-        value = strategy.run(lambda: tf.constant(1.0))
-        self.assertLen(extended._local_results(value), 2)
+        self.assertLen(extended._devices, 2)
 
     @holds("mirrored_strategy", "MirroredExtended")
     def test_devices_have_full_names(self):
@@ -280,41 +243,27 @@ class VariableTest(tf.test.TestCase):
         super().setUp()
         self.strategy = tf.distribute.MirroredStrategy(DEVICES)
 
-    def made(self, kind=None, **kwargs):
+    def made(
+        self,
+        kind=private_symbols.MirroredVariable,
+        aggregation=tf.VariableAggregation.NONE,
+    ):
         """A variable, of a subclass that is made out of components."""
-
-        def components(**kwargs):
-            found = []
-            for device in self.strategy.extended.worker_devices:
-                value = kwargs["initial_value"]
-                found.append(noting_scope.plain_variable(value, device))
-            return found
-
-        synchronization = tf.VariableSynchronization
-        classes = {
-            synchronization.ON_WRITE: private_symbols.MirroredVariable,
-            synchronization.ON_READ: private_symbols.SyncOnReadVariable,
-        }
-        if kind is not None:
-            classes = dict.fromkeys(classes, kind)
-        return private_symbols.distribute_utils.create_mirrored_variable(
-            self.strategy,
-            components,
-            classes,
-            policy_mapping={},
-            initial_value=tf.constant([1.0, 2.0]),
-            **kwargs,
-        )
+        components = [
+            noting_scope.plain_variable(tf.constant([1.0, 2.0]), device)
+            for device in self.strategy.extended.worker_devices
+        ]
+        return kind(self.strategy, components, aggregation)
 
     @holds("values", "MirroredVariable", "SyncOnReadVariable")
-    @holds("distribute_utils", "create_mirrored_variable")
-    def test_a_variable_is_made_of_components_by_its_synchronization(self):
-        variable = self.made()
-        self.assertIsInstance(variable, private_symbols.MirroredVariable)
-        self.assertLen(variable.values, 2)
-        read = self.made(synchronization=tf.VariableSynchronization.ON_READ)
-        self.assertIsInstance(read, private_symbols.SyncOnReadVariable)
-        self.assertIsInstance(read, tf.distribute.DistributedValues)
+    def test_a_variable_is_made_of_components(self):
+        for kind in (
+            private_symbols.MirroredVariable,
+            private_symbols.SyncOnReadVariable,
+        ):
+            variable = self.made(kind)
+            self.assertIsInstance(variable, tf.distribute.DistributedValues)
+            self.assertLen(variable.values, 2)
         # One in the scope of no strategy is none's.
         with self.strategy.scope():
             plain = noting_scope.plain_variable(1.0)
@@ -324,7 +273,6 @@ class VariableTest(tf.test.TestCase):
     @holds("MirroredVariable", "_update_replica")
     @holds("DistributedVariable", "_update_cross_replica")
     @holds("DistributedDelegate", "_get_as_operand")
-    @holds("DistributedValues", "_get_on_device_or_primary")
     def test_reads_and_writes_go_by_one_method_each(self):
         calls = []
         kind = recording(
@@ -333,7 +281,6 @@ class VariableTest(tf.test.TestCase):
                 "_dense_var_to_tensor",
                 "_get_as_operand",
                 "_get_cross_replica",
-                "_get_on_device_or_primary",
                 "_update_cross_replica",
                 "_update_replica",
             ),
@@ -369,18 +316,6 @@ class VariableTest(tf.test.TestCase):
                 called(lambda: variable.read_value()),
             )
 
-        def on_own_device():
-            component = variable._get_on_device_or_primary()
-            return component.device
-
-        devices = self.strategy.experimental_local_results(
-            self.strategy.run(lambda: tf.constant(on_own_device()))
-        )
-        self.assertEqual(
-            [d.numpy().decode() for d in devices],
-            [v.device for v in variable.values],
-        )
-
     def assign(self, variable):
         with self.strategy.scope():
             variable.assign([5.0, 6.0])
@@ -394,7 +329,6 @@ class VariableTest(tf.test.TestCase):
         variable = self.made(
             kind,
             aggregation=tf.VariableAggregation.SUM,
-            synchronization=tf.VariableSynchronization.ON_READ,
         )
         with self.strategy.scope():
             self.assertAllEqual(variable.read_value(), [2.0, 4.0])

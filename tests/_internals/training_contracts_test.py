@@ -27,7 +27,7 @@ def model_of(kind=keras.Model):
 
 
 class TrainerTest(tf.test.TestCase):
-    @holds("Model.compile", "_compile_loss", "_compile_metrics")
+    @holds("Model.compile", "_compile_loss")
     @holds("Model._maybe_symbolic_build", "_symbolic_build")
     def test_what_compile_made_is_built_of_a_batch_and_changes_nothing(self):
         model = model_of()
@@ -58,23 +58,6 @@ class TrainerTest(tf.test.TestCase):
         # A weight of one number is that of a call.
         keras.metrics.Mean.update_state(metric, 9.0, 0.5)
         self.assertEqual(metric.result(), (4.0 + 8.0 + 4.5) / 2.5)
-
-    @holds("Model.compute_loss", "_aggregate_additional_loss")
-    def test_what_layers_add_goes_through_one_method(self):
-        calls = []
-        kind = recording(
-            keras.Sequential, ("_aggregate_additional_loss",), calls
-        )
-        model = kind(
-            [
-                keras.Input((2,)),
-                keras.layers.Dense(1, activity_regularizer="l2"),
-                keras.layers.Dense(1, kernel_regularizer="l2"),
-            ]
-        )
-        model.compile("sgd", "mse")
-        model.compute_loss(X, X[:, :1], model(X))
-        self.assertEqual(calls, ["_aggregate_additional_loss"] * 2)
 
     @holds("Model.compile", "_compile_config")
     def test_what_compile_was_called_with_is_kept(self):

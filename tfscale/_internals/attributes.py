@@ -94,6 +94,13 @@ def writes_old_format() -> bool:
     return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))
 
 
+def options_of_process() -> tf.compat.v1.ConfigProto:
+    """A copy of the options that `tf.config` has set, such as threads."""
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(symbols.eager_context.context().config)
+    return config
+
+
 def put_key_value(key: str, value: str) -> None:
     """Gives a value to all processes of a cluster; the first one counts."""
     with contextlib.suppress(tf.errors.AlreadyExistsError):
@@ -224,7 +231,8 @@ def inputs_structure(functional: keras.Model) -> Any:
 
 def standardize_inputs(functional: keras.Model, x: Any) -> list[tf.Tensor]:
     """The data of a batch, one tensor for each input."""
-    return functional._standardize_inputs(x)
+    same = keras.Model(functional.input, functional.inputs, name="inputs")
+    return keras.tree.flatten(same.call(x))
 
 
 def nodes_of(functional: keras.Model) -> list[Any]:
@@ -340,18 +348,15 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
     return dict(model._compile_config.config)
 
 
-def with_losses(
-    compiled: Any, added: Any, aggregate: Any = lambda loss: loss
-) -> dict[str, Any]:
+def with_losses(compiled: Any, added: Any) -> dict[str, Any]:
     """Members of a subclass of a model whose `compute_loss` uses other losses.
 
-    `compiled` gives what stands for its `CompileLoss`, `added` the list of what
-    layers have added, and `aggregate` is called with each.
+    `compiled` gives what stands for its `CompileLoss`, and `added` the list of
+    what layers have added.
     """
     return {
         "_compile_loss": property(lambda self: compiled()),
         "losses": property(lambda self: added()),
-        "_aggregate_additional_loss": lambda self, loss: aggregate(loss),
     }
 
 

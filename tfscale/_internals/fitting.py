@@ -127,15 +127,16 @@ def give_data(
     dataset: tf.data.Dataset,
 ) -> None:
     """Continues a `fit` with another dataset, before an epoch's first step."""
-    begun = epochs._epoch_iterator
-    type(epochs).__init__(
-        epochs,
+    other = epochs.__class__(
         distribute_strategy=callbacks.callbacks[0].model.distribute_strategy,
         x=dataset,
         steps_per_epoch=epochs.steps_per_epoch,
         steps_per_execution=epochs.steps_per_execution,
     )
-    epochs._epoch_iterator = begun
+    epochs.data_adapter = other.data_adapter
+    set_distributed_data(epochs, distributed_data(other))
+    set_known_batches(epochs, known_batches(other))
+    go_on_with(epochs, None, 0)
     callbacks.set_params({**callbacks.params, "steps": epochs.num_batches})
     for callback in callbacks.callbacks:
         bar = getattr(callback, "progbar", None)

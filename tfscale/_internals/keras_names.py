@@ -30,8 +30,6 @@ layers.layer.Layer.__init__
     _losses: what ranks noted down, each for itself
 layers.layer.Layer._initialize_tracker
     _layers: the layers right below one
-models.functional.Functional
-    _standardize_inputs: what a user feeds, one tensor per input
 ops.function.Function.__init__
     _nodes_by_depth: calls of layers, in the order of Keras
 ops.node.Node
@@ -55,9 +53,6 @@ backend.common.variables.Variable.__init__
 models.model.Model.compile
     _compile_config: a compiled model that is wrapped stays compiled
     _compile_loss: the losses of a batch out of those of microbatches
-    _compile_metrics: whether something is left to build
-models.model.Model.compute_loss
-    _aggregate_additional_loss: without the scale for replicas
 models.model.Model.fit
     _initial_epoch: the epoch that a run goes on with
     _maybe_symbolic_build: left out if all is built; looks at a batch
@@ -83,7 +78,6 @@ optimizers.base_optimizer.BaseOptimizer.__init__
 optimizers.base_optimizer.BaseOptimizer.build
     _model_variables_moving_average: averages of parts
 backend.tensorflow.optimizer.TFOptimizer
-    _all_reduce_sum_gradients: left out: they are sums, each in place
     _apply_weight_decay, _backend_update_step: on shards
     _overwrite_model_variables_with_average_value: on shards
 backend.tensorflow.optimizer.TFOptimizer._var_key
@@ -97,11 +91,8 @@ layers.attention.multi_head_attention.MultiHeadAttention
 layers.attention.grouped_query_attention.GroupedQueryAttention
     _compute_attention_mask: looks at whole shapes
 # --- a fit that runs
-trainers.epoch_iterator.EpochIterator
-    _enumerate_iterator: between two of its steps a run is saved
 trainers.epoch_iterator.EpochIterator.__init__
     _current_iterator: goes on from epoch to epoch
-    _epoch_iterator: an epoch that begins has other data
     _num_batches: what Keras learns of the length of data
     _steps_seen: how much of it is used up
 backend.tensorflow.trainer

@@ -11,29 +11,20 @@ python.distribute.mirrored_strategy
     MirroredExtended: one traced thread for each device
 python.distribute.mirrored_strategy.MirroredExtended
     _batch_reduce_to, _reduce_to, _gather_to_implementation: ranks count once
-    _call_for_each_replica: ranks are called as replicas are
     _create_variable: of a single device; others are made here
     _distribute_datasets_from_function: an ordinary iterator
     _experimental_distribute_dataset: an ordinary iterator
-    _get_cross_device_ops: sums on each device that needs them
     _get_local_replica_id: the component of a thread
     _in_multi_worker_mode: a worker out of data goes on with no rows
     _initialize_single_worker: without a line for each strategy
     _get_replica_id_in_sync_group: ranks of a replica have its number
     _num_replicas_in_sync: the data axis only; Keras divides by it
     _replica_ctx_all_reduce: sums that are made already
-    _replica_ctx_update: a replica's part of a variable
-    _update: weights by parts of slots
     _use_merge_call: no meeting where gradients are summed already
 python.distribute.mirrored_strategy.MirroredExtended._initialize_single_worker
-    _default_device: where a scope of a remote job makes things
     _devices: a device for each thread
-python.distribute.distribute_lib.StrategyExtendedV2
-    _batch_gather_to: each value by itself: ranks count once
-    _local_results: a value of each replica
 python.distribute.distribute_utils
     regroup: what each replica has, as one value
-    create_mirrored_variable: makes a variable out of components
 python.distribute.input_lib
     DistributedDataset: whose batches replicas take
     DistributedDatasetsFromFunction: whose batches replicas take
@@ -65,8 +56,6 @@ python.distribute.values
     SyncOnReadVariable: a variable that is added up when read
 python.distribute.values.PerReplicaSpec.__init__
     _value_specs: the specs of a value on each replica
-python.distribute.values.DistributedValues
-    _get_on_device_or_primary: the component of this thread
 python.distribute.values.DistributedDelegate
     _get_as_operand: a shard gathered in arithmetic
 python.distribute.values.DistributedVariable
@@ -115,6 +104,7 @@ python.eager.context
     context: how the outermost function of a step is run
 python.eager.context.Context
     abort_collective_ops: nothing waits for a lost worker
+    config: threads and memory of a process, which its server has too
     configure_coordination_service: nor for ever for one that stands still
     coordination_service: nor the first one for another
     get_config_key_value: what another worker has said
@@ -149,8 +139,6 @@ python.data.ops.interleave_op._ParallelInterleaveDataset.__init__
     _num_parallel_calls: how many processors an interleave uses
 python.data.ops.prefetch_op._PrefetchDataset.__init__
     _buffer_size: how far a dataset reads ahead
-python.data.ops.repeat_op._RepeatDataset.__init__
-    _count: whether a dataset begins its records again
 python.data.ops.dataset_ops.DatasetV2._metadata
     _name: the name of an operation of a dataset
 """

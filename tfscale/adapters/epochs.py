@@ -49,6 +49,9 @@ class FollowedEpochs(in_place.Mixin):
     on_iterator: Callable[[], None] | None = None
     num_drawn = 0
     _num_with_step = 0
+    # Whether an epoch has not begun, and how many of its steps are finished.
+    _is_new = False
+    _done = 0
 
     @contextlib.contextmanager
     def catch_stop_iteration(self):
@@ -64,22 +67,21 @@ class FollowedEpochs(in_place.Mixin):
         self._num_with_step = 0
         return super()._get_iterator()
 
-    def _enumerate_iterator(self):
-        steps = super()._enumerate_iterator()
-        return steps if self.watcher is None else self._watched(steps)
-
-    def _watched(self, steps):
-        done = self.watcher.begin_epoch()
-        for step, end, iterator in steps:
-            if step < done:
-                self.watcher.skip(iterator)
-                self._draw(end + 1 - step)
-                continue
-            self.watcher.between_steps(step, iterator)
-            yield step, end, iterator
+    def __iter__(self):
+        self._is_new = True
+        return super().__iter__()
 
     def __next__(self):
+        if self._is_new and self.watcher is not None:
+            self._done = self.watcher.begin_epoch()
+        self._is_new = False
         begin, end, iterator = super().__next__()
+        if self.watcher is not None:
+            while begin < self._done:
+                self.watcher.skip(iterator)
+                self._draw(end + 1 - begin)
+                begin, end, iterator = super().__next__()
+            self.watcher.between_steps(begin, iterator)
         self._draw(end + 1 - begin)
         return begin, end, iterator
 

@@ -51,12 +51,14 @@ class MeshReplicaContext(in_place.Mixin):
     def all_reduce(self, reduce_op, value, options=None):
         """See `tf.distribute.ReplicaContext`; its gradient keeps no graph."""
         extended = self.strategy.extended
+        if extended.gradients_are_summed:
+            # TensorFlow would move the gradients of all stages through one
+            # operation on one device.
+            return value
         tensors = tf.nest.flatten(value)
-        if (
-            not (extended.has_several_replicas or extended.num_model_ranks > 1)
-            or extended.gradients_are_summed
-            or any(isinstance(x, tf.IndexedSlices) for x in tensors)
-        ):
+        if not (
+            extended.has_several_replicas or extended.num_model_ranks > 1
+        ) or any(isinstance(x, tf.IndexedSlices) for x in tensors):
             return super().all_reduce(reduce_op, value, options)
         tensors = [tf.convert_to_tensor(x) for x in tensors]
 
@@ -70,6 +72,11 @@ class MeshReplicaContext(in_place.Mixin):
         if symbols.record.could_possibly_record():
             sums = with_gradient(backward, sums, tensors)
         return tf.nest.pack_sequence_as(value, sums)
+
+    def all_gather(self, value, axis, options=None):
+        """See `tf.distribute.ReplicaContext`; of a shared tensor too."""
+        value = tf.nest.map_structure(tf.identity, value)
+        return super().all_gather(value, axis, options)
 
 
 class RankContext(MeshReplicaContext):

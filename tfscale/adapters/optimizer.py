@@ -85,13 +85,6 @@ class MeshOptimizer(in_place.Mixin):
             update.extended.replica_and_rank()
         return super().scale_loss(loss)
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        # They are summed already. `ReplicaContext.all_reduce` would move the
-        # gradients of all stages through one operation on one device.
-        if step_context.current().update is not None:
-            return list(grads_and_vars)
-        return super()._all_reduce_sum_gradients(grads_and_vars)
-
     def _clip_gradients(self, grads):
         # Gradients of sharded variables are clipped by whole norms.
         return grads if _on_shards(self) else super()._clip_gradients(grads)

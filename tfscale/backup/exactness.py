@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale._internals import releases
-from tfscale._internals import symbols
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.graphs.dataset_graph import stages_of
 
@@ -127,8 +126,6 @@ def shuffles_late(source: tf.data.Dataset) -> bool:
 
 
 def _shuffles_late(stage):
-    if stage.is_a("Repeat") and stage.settings["count"] in (0, 1):
-        return False
     return stage.is_a("Repeat", "Concatenate") and any(
         one.is_a("Shuffle") and one.settings["reshuffle_each_iteration"]
         for one in _before(stage)
@@ -165,4 +162,6 @@ def _is_new_each_epoch(stage):
 
 
 def _has_global_seed():
-    return symbols.eager_context.global_seed() is not None
+    # A graph has the seed of its thread.
+    traced = tf.function(lambda: None).get_concrete_function()
+    return traced.graph.seed is not None

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from tfscale._internals import symbols
+from tfscale._internals import attributes
 from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.rendezvous import Rendezvous
@@ -106,8 +106,7 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
 def _serve(
     cluster: Cluster, rendezvous: Rendezvous, min_threads: int = 0
 ) -> NoReturn:
-    config = tf.compat.v1.ConfigProto()
-    config.CopyFrom(symbols.eager_context.context().config)
+    config = attributes.options_of_process()
     config.inter_op_parallelism_threads = max(
         config.inter_op_parallelism_threads, min_threads
     )

@@ -90,12 +90,6 @@ class MeshExtended(symbols.MirroredExtended):
         # the program, where Python functions of a dataset run.
         del devices
         host = device_names.full_name("/device:CPU:0")
-        spec = tf.DeviceSpec.from_string(host)
-        if spec.job not in (None, "localhost"):
-            # The default device of the scope.
-            self._default_device = (
-                f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
-            )
         self._inputs = MeshInputs(
             self._strategy(),
             host,
@@ -188,7 +182,8 @@ class MeshExtended(symbols.MirroredExtended):
             self._strategy(), next_creator, **kwargs
         )
 
-    def _call_for_each_replica(self, fn, args, kwargs):
+    def call_for_each_replica(self, fn, args=(), kwargs=None):
+        """See `tf.compat.v1.distribute.StrategyExtended`."""
         check(self, fn)
         if self.ranks_share_function and attributes.asks_for_xla(fn):
             fn = predicting_in_clusters(fn)
@@ -207,7 +202,7 @@ class MeshExtended(symbols.MirroredExtended):
         if function_options.have_clusters():
             outside = xla_clusters.with_exceptions
         with outside():
-            results = self._call(fn, args, kwargs)
+            results = self._call(fn, args, kwargs or {})
         if logs_are_packed:
             self._logs = PackedLogs(
                 results, self._local_values, self.reducer.means
@@ -228,7 +223,7 @@ class MeshExtended(symbols.MirroredExtended):
             # would return each of them.
             results = self._call_on_ranks(fn, args, kwargs)
             return tf.nest.map_structure(
-                lambda value: self._local_results(value)[0], results
+                lambda value: self._results_here(value)[0], results
             )
         # A `tf.function` has a separate graph in each replica, in which
         # replicas cannot exchange values.
@@ -243,13 +238,13 @@ class MeshExtended(symbols.MirroredExtended):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
         fn = on_thread(fn, self._strategy())
-        return super()._call_for_each_replica(fn, args, kwargs)
+        return super().call_for_each_replica(fn, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
         fn = on_thread(fn, self._strategy(), are_ranks=True)
         with step_context.within_ranks(devices=tuple(devices)):
-            return super()._call_for_each_replica(fn, args, kwargs or {})
+            return super().call_for_each_replica(fn, args, kwargs)
 
     def measure_gradients(self, noise: Any) -> None:
         """Has a `GradientNoise` see gradients before and after they are summed.
@@ -278,16 +273,18 @@ class MeshExtended(symbols.MirroredExtended):
         """
         return step_context.current().update is not None
 
-    def _update(self, var, fn, args, kwargs, group):
-        check_in_scope(var)
-        return mixed_update.update_local_shards(
-            super()._update, self.optimizer_states, var, fn, args, kwargs, group
-        )
-
-    def _replica_ctx_update(self, var, fn, args, kwargs, group):
-        if not self.optimizer_states.reads_local_shards:
-            return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        shard = self.optimizer_states.local_shard(var)
+    def update(self, var, fn, args=(), kwargs=None, group=True):
+        """See `tf.distribute.StrategyExtended`."""
+        states, kwargs = self.optimizer_states, kwargs or {}
+        in_default_context = not tf.distribute.has_strategy()
+        if in_default_context or tf.distribute.in_cross_replica_context():
+            check_in_scope(var)
+            return mixed_update.update_local_shards(
+                super().update, states, var, fn, args, kwargs, group
+            )
+        if not states.reads_local_shards:
+            return super().update(var, fn, args, kwargs, group)
+        shard = states.local_shard(var)
         with tf.device(shard.device):
             return fn(shard, *args, **kwargs)
 
@@ -301,9 +298,6 @@ class MeshExtended(symbols.MirroredExtended):
 
     def _in_multi_worker_mode(self):
         return self.workers is not None
-
-    def _get_cross_device_ops(self, value):
-        return self.reducer
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         has_all = is_per_replica(value, len(self._devices))
@@ -335,8 +329,8 @@ class MeshExtended(symbols.MirroredExtended):
     def _local_values(self, value):
         """The tensors of a value, one for each replica of this worker."""
         if self.workers is None:
-            return self._local_results(value)
-        value = tf.nest.map_structure(self._of_first_ranks, value)
+            return self._results_here(value)
+        value = tf.nest.map_structure(self.of_first_ranks, value)
         if isinstance(value, symbols.Mirrored):
             value = value.values[0]
         if is_of_threads(value):
@@ -352,19 +346,6 @@ class MeshExtended(symbols.MirroredExtended):
         values = [value for value, _ in value_destination_pairs]
         return self.reducer.on_each(reduce_op, values)
 
-    def _batch_gather_to(self, value_destination_pairs, axis, options=None):
-        # Called by `all_gather`, once for all threads.
-        return [
-            self.reducer.gathered(self._local_values(value), axis)
-            if self.workers is not None
-            else tf.concat([value] * self.num_replicas, axis)
-            if not is_of_threads(value)
-            else self._gather_to_implementation(
-                value, destination, axis, options
-            )
-            for value, destination in value_destination_pairs
-        ]
-
     def _gather_to_implementation(self, value, destinations, axis, options):
         if self.workers is not None:
             # Keras gathers one tensor of each worker, with its replicas' sizes.
@@ -379,14 +360,12 @@ class MeshExtended(symbols.MirroredExtended):
             value, destinations, axis, options
         )
 
-    def _of_first_ranks(self, value):
-        return of_first_ranks(value, len(self._devices), self.num_model_ranks)
+    def _results_here(self, value):
+        return self._strategy().experimental_local_results(value)
 
-    def _local_results(self, value):
-        # A merge call has a value of each rank.
-        value = tf.nest.map_structure(self._of_first_ranks, value)
-        with step_context.within_ranks(devices=None):
-            return super()._local_results(value)
+    def of_first_ranks(self, value: Any) -> Any:
+        """The first ranks' components of a value of all ranks."""
+        return of_first_ranks(value, len(self._devices), self.num_model_ranks)
 
 
 def _as_tensor(value):

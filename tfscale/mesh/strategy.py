@@ -12,6 +12,7 @@ from tfscale.adapters.compiled_model import adapt_compiled_model
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
+from tfscale.context import step_context
 from tfscale.mesh.extended import MeshExtended
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.mesh_config import device_grid
@@ -177,6 +178,13 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         ):
             axis = None
         return super().reduce(reduce_op, value, axis)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """See `tf.distribute.Strategy`; of model ranks the first one's."""
+        value = tf.nest.map_structure(self.extended.of_first_ranks, value)
+        # A merge call has a device for each rank.
+        with step_context.within_ranks(devices=None):
+            return super().experimental_local_results(value)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[Any], Any]

@@ -26,11 +26,6 @@ from tfscale.variables.variable import MeshAccumulator
 from tfscale.variables.variable import MeshVariable
 from tfscale.variables.zero import OptimizerStateSharding
 
-_CLASSES = {
-    tf.VariableSynchronization.ON_WRITE: MeshVariable,
-    tf.VariableSynchronization.ON_READ: MeshAccumulator,
-}
-
 
 class VariableCreator:
     """Creates the variables of a strategy's scope.
@@ -112,10 +107,10 @@ class VariableCreator:
             kwargs["initial_value"] = initial
 
         # As `MeshAccumulator.assign` divides a sum over its components.
-        is_sum = (
-            kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-            and kwargs.get("aggregation") == tf.VariableAggregation.SUM
-        )
+        on_read = tf.VariableSynchronization.ON_READ
+        is_read = kwargs.get("synchronization") == on_read
+        aggregation = kwargs.get("aggregation", tf.VariableAggregation.NONE)
+        is_sum = is_read and aggregation == tf.VariableAggregation.SUM
         num_whole = strategy.extended.num_model_ranks
         if workers is not None and workers.index:
             num_whole = 0
@@ -138,24 +133,17 @@ class VariableCreator:
                     components.append(next_creator(**kwargs))
             return components
 
-        classes = _CLASSES
+        kind: Any = MeshAccumulator if is_read else MeshVariable
         if values:
             kwargs.pop("shape", None)
             like = self._made_like
-            sharded = functools.partial(
+            kind = functools.partial(
                 ShardedVariable,
                 sharding=sharding,
                 path=path if like is None else like.path,
                 is_state=is_state,
             )
-            classes = dict.fromkeys(classes, sharded)
-        variable = symbols.distribute_utils.create_mirrored_variable(
-            strategy,
-            create_components,
-            classes,
-            policy_mapping={},
-            **kwargs,
-        )
+        variable = kind(strategy, create_components(**kwargs), aggregation)
         if isinstance(caller, keras.layers.BatchNormalization):
             adapt_layer(caller)
         if isinstance(caller, keras.random.SeedGenerator):

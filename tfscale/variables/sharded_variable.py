@@ -116,7 +116,8 @@ class ShardedVariable(MeshVariable):
         sharding = self._sharding
         if self._is_divided_weight():
             # The gradient of a gather is dense.
-            value = self._get_on_device_or_primary().value()
+            thread = symbols.get_current_replica_id_as_int()
+            value = self.values[thread].value()
             states = self.distribute_strategy.extended.optimizer_states
             value = weight_gather.gathered(
                 value, sharding.data_dim, states.max_gathered_bytes

@@ -114,7 +114,7 @@ class MeshVariable(_Common, symbols.MirroredVariable):
     def _update_replica(self, update_fn, value, **kwargs):
         if self.distribute_strategy.extended.gradients_are_summed:
             # Every replica computes the same value: nothing to aggregate.
-            component = self._get_on_device_or_primary()
+            component = self.values[symbols.get_current_replica_id_as_int()]
             with tf.device(component.device):
                 return update_fn(component, value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)

@@ -158,10 +158,14 @@ def check_made_in_scope(variables) -> None:
             )
 
 
-def check_built(model: keras.Model, *others) -> None:
+def are_built(made) -> bool:
+    """Whether all have their variables; metrics but that of `compile` do."""
+    return all(getattr(each, "built", True) for each in made)
+
+
+def check_built(model: keras.Model, loss) -> None:
     """Refuses to run before loss, metrics and optimizer have variables."""
-    made = [*others, model.optimizer]
-    if all(each is None or each.built for each in made):
+    if are_built([*model.metrics, loss, model.optimizer]):
         return
     raise ValueError(
         "Loss, metrics and optimizer must have their variables before "

@@ -184,7 +184,6 @@ class PipelineTrainer(WrappedModel, StagedModel):
             **attributes.with_losses(
                 lambda: self._compile_loss,
                 lambda: self.losses,
-                lambda loss: self._aggregate_additional_loss(loss),
             ),
         ).compute_loss
         if "training" in inspect.signature(compute_loss).parameters:
@@ -201,7 +200,9 @@ class PipelineTrainer(WrappedModel, StagedModel):
     @property
     def _reads_outputs(self):
         """Whether metrics do: a loop keeps those of all microbatches for it."""
-        return self._compile_metrics is not None or checks.is_custom(
+        given = attributes.compile_arguments(self)
+        metrics = given["metrics"], given["weighted_metrics"]
+        return metrics != (None, None) or checks.is_custom(
             self, "compute_metrics"
         )
 
@@ -267,9 +268,9 @@ class PipelineTrainer(WrappedModel, StagedModel):
         Keras takes a batch from an iterator made for this alone, in every
         `fit`.
         """
-        trackers = [*attributes.flatten_layers(self), self._compile_metrics]
+        trackers = [*attributes.flatten_layers(self), *self.metrics]
         trackers += [self._compile_loss, getattr(self, "optimizer", None)]
-        if not all(each is None or each.built for each in trackers):
+        if not checks.are_built(trackers):
             super()._maybe_symbolic_build(iterator, data_batch)
 
     def _outermost(self, function, drawing=lambda function: function):
@@ -286,7 +287,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
     def _check_built(self):
         # A custom loss may have no use for the one given to `compile`.
         loss = None if self._has_custom_loss else self._compile_loss
-        checks.check_built(self, self._compile_metrics, loss)
+        checks.check_built(self, loss)
 
     def _measured_step(self, data, emit):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
