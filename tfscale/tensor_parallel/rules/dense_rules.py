@@ -202,7 +202,12 @@ class _Row(rules.Rule):
 def _quantize(layer, x):
     """This rank's shard of an input, quantized as by `AbsMaxQuantizer`."""
     quantizer = layer.inputs_quantizer
-    axis = getattr(layer, "quantization_axis", -1)
+    letters, _, output = subscripts(layer)
+    axis = tuple(
+        dim - len(letters)
+        for dim, letter in enumerate(letters)
+        if letter not in output
+    )
     largest = rank_collectives.max_over_ranks(
         keras.ops.max(keras.ops.abs(x), axis=axis, keepdims=True)
     )
