@@ -231,7 +231,7 @@ class GraphTest(tf.test.TestCase):
         (job,) = found.coordinated_job_list
         self.assertEqual((job.name, job.num_tasks), ("worker", 2))
 
-    @holds("context.Context", "function_call_options")
+    @holds("context.Context", "config")
     def test_options_of_a_process_are_those_of_its_context(self):
         before = tf.config.get_soft_device_placement()
         for is_soft in (not before, before):

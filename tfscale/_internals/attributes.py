@@ -96,8 +96,9 @@ def writes_old_format() -> bool:
 
 def options_of_process() -> tf.compat.v1.ConfigProto:
     """A copy of the options that `tf.config` has set, such as threads."""
-    options = symbols.eager_context.context().function_call_options
-    return tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(symbols.eager_context.context().config)
+    return config
 
 
 def put_key_value(key: str, value: str) -> None:

@@ -104,11 +104,12 @@ python.eager.context
     context: how the outermost function of a step is run
 python.eager.context.Context
     abort_collective_ops: nothing waits for a lost worker
+    config: threads and memory of a process, which its server has too
     configure_coordination_service: nor for ever for one that stands still
     coordination_service: nor the first one for another
     get_config_key_value: what another worker has said
     set_config_key_value: what this worker says to the others
-    function_call_options: without Grappler; those of a server
+    function_call_options: without Grappler
 core.protobuf.device_properties_pb2
     NamedDevice: what Grappler is told of a device
 tsl.profiler.protobuf.xplane_pb2

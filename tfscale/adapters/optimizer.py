@@ -94,11 +94,17 @@ class MeshOptimizer(in_place.Mixin):
             super()._apply_weight_decay(variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        update, step = super()._backend_update_step, step_context.current()
+        if step.update and step.shared_updates and not _on_shards(self):
+            step.shared_updates.run(
+                lambda grads, rate: update(grads, trainable_variables, rate),
+                (grads, tf.convert_to_tensor(learning_rate)),
+                [*self.variables, *trainable_variables],
+            )
+            return
         try:
             with _reading_shards(self):
-                super()._backend_update_step(
-                    grads, trainable_variables, learning_rate
-                )
+                update(grads, trainable_variables, learning_rate)
         except ValueError as error:
             if "in `variable.assign(value)` must match" not in str(error):
                 raise

@@ -66,6 +66,7 @@ class Step:
         update: The current `Update`, or None: of an optimizer that applies
             summed gradients, or of weights that are loaded on trial.
         ranks: How layers use variables on model ranks.
+        shared_updates: The `SharedUpdates` of replicas, or None.
     """
 
     batch_shard: Any = None
@@ -73,6 +74,7 @@ class Step:
     gradient_capture: Any = None
     update: "Update | None" = None
     ranks: RankState = RankState()
+    shared_updates: Any = None
 
     @property
     def sees_one_device(self) -> bool:

@@ -26,11 +26,11 @@ from tfscale.mesh.first_step import tell_if_long
 from tfscale.mesh.inputs.mesh_inputs import MeshInputs
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.rank_calls import RankCalls
-from tfscale.mesh.rank_calls import on_thread
 from tfscale.mesh.replica_checks import check
 from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.mesh.replica_checks import prepare
 from tfscale.mesh.update import mixed_update
+from tfscale.mesh.update.shared_updates import SharedUpdates
 from tfscale.mesh.variable_creator import VariableCreator
 from tfscale.step import whole
 from tfscale.step.packed_logs import PackedLogs
@@ -237,12 +237,13 @@ class MeshExtended(symbols.MirroredExtended):
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
-        fn = on_thread(fn, self._strategy())
+        updates = SharedUpdates()
+        fn = whole.on_thread(fn, self._strategy(), shared_updates=updates)
         return super().call_for_each_replica(fn, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
-        fn = on_thread(fn, self._strategy(), are_ranks=True)
+        fn = whole.on_thread(fn, self._strategy(), are_ranks=True)
         with step_context.within_ranks(devices=tuple(devices)):
             return super().call_for_each_replica(fn, args, kwargs)
 

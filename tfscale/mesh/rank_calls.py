@@ -4,7 +4,6 @@ Ranks are traced as if they were replicas, a thread for each: all get the inputs
 of their replica, and the first one's results are returned.
 """
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -12,15 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.adapters.mirrored_strategy import adapt_replica_context
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
-from tfscale.context import step_context
 from tfscale.mesh.mesh_config import MeshConfig
-from tfscale.tensor_parallel import layer_losses
-from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
@@ -71,29 +65,3 @@ class RankCalls:
         return symbols.distribute_utils.regroup(
             tuple(v for v in value.values for _ in range(num_ranks))
         )
-
-
-def on_thread(
-    fn: Callable, strategy: tf.distribute.Strategy, are_ranks: bool = False
-) -> Callable:
-    """The function, for threads that call layers in turns, without seeds.
-
-    Outside of functions each draw may have its own generator. A `tf.function`
-    is called unchanged. Model ranks exchange values in the graph of the call.
-    """
-    if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-        return fn
-    seeded: Callable = contextlib.nullcontext
-    if not tf.executing_eagerly():
-        seeds = rank_seeds.GlobalSeeds(strategy)
-        seeded = functools.partial(attributes.global_seeds, seeds)
-
-    @functools.wraps(fn)
-    def call(*args, **kwargs):
-        context = tf.distribute.get_replica_context()
-        adapt_replica_context(context, layer_losses.kept)
-        graph = tf.compat.v1.get_default_graph() if are_ranks else None
-        with seeded(), step_context.within_ranks(graph=graph):
-            return fn(*args, **kwargs)
-
-    return call

@@ -1,5 +1,6 @@
 """The step that replicas run, which knows its shard of the batch."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from tfscale._internals import attributes
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.layer import adapt_to_data
 from tfscale.adapters.metric import adapt_metrics
+from tfscale.adapters.mirrored_strategy import adapt_replica_context
 from tfscale.adapters.model import StagedModel
 from tfscale.adapters.model import adapt_compile_loss
 from tfscale.adapters.model import adapt_model
@@ -22,6 +24,8 @@ from tfscale.context import step_context
 from tfscale.step import batch_norm
 from tfscale.step import shard_errors
 from tfscale.step.batch_shard import BatchShard
+from tfscale.tensor_parallel import layer_losses
+from tfscale.tensor_parallel import rank_seeds
 
 
 def prepared(fn: Callable, is_divided: bool) -> Callable:
@@ -122,6 +126,39 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
         if not is_of_keras and not has_microbatches:
             logs = keras.tree.map_structure(batch_shard.logged, logs)
     return logs
+
+
+def on_thread(
+    fn: Callable,
+    strategy: tf.distribute.Strategy,
+    are_ranks: bool = False,
+    shared_updates: Any = None,
+) -> Callable:
+    """The function, for threads that call layers in turns, without seeds.
+
+    Outside of functions each draw may have its own generator. A `tf.function`
+    is called unchanged. Model ranks exchange values in the graph of the call.
+    """
+    if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+        return fn
+    seeded: Callable = contextlib.nullcontext
+    if not tf.executing_eagerly():
+        seeds = rank_seeds.GlobalSeeds(strategy)
+        seeded = functools.partial(attributes.global_seeds, seeds)
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        context = tf.distribute.get_replica_context()
+        adapt_replica_context(context, layer_losses.kept)
+        graph = tf.compat.v1.get_default_graph() if are_ranks else None
+        with (
+            seeded(),
+            step_context.within(shared_updates=shared_updates),
+            step_context.within_ranks(graph=graph),
+        ):
+            return fn(*args, **kwargs)
+
+    return call
 
 
 def with_input_dependencies(fn: Callable) -> Callable:
