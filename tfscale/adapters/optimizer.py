@@ -95,16 +95,20 @@ class MeshOptimizer(in_place.Mixin):
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         update, step = super()._backend_update_step, step_context.current()
-        if step.update and step.shared_updates and not _on_shards(self):
-            step.shared_updates.run(
-                lambda grads, rate: update(grads, trainable_variables, rate),
-                (grads, tf.convert_to_tensor(learning_rate)),
-                [*self.variables, *trainable_variables],
-            )
-            return
+        shards = _on_shards(self)
+        are_divided = shards is not None and shards.states.are_sharded
         try:
             with _reading_shards(self):
-                update(grads, trainable_variables, learning_rate)
+                if are_divided or not (step.update and step.shared_updates):
+                    update(grads, trainable_variables, learning_rate)
+                    return
+                step.shared_updates.run(
+                    lambda grads, rate: update(
+                        grads, trainable_variables, rate
+                    ),
+                    (grads, tf.convert_to_tensor(learning_rate)),
+                    [*self.variables, *trainable_variables],
+                )
         except ValueError as error:
             if "in `variable.assign(value)` must match" not in str(error):
                 raise

@@ -237,13 +237,14 @@ class MeshExtended(symbols.MirroredExtended):
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
-        updates = SharedUpdates()
-        fn = whole.on_thread(fn, self._strategy(), shared_updates=updates)
+        fn = whole.on_thread(fn, self._strategy(), SharedUpdates())
         return super().call_for_each_replica(fn, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
-        fn = whole.on_thread(fn, self._strategy(), are_ranks=True)
+        fn = whole.on_thread(
+            fn, self._strategy(), SharedUpdates(), are_ranks=True
+        )
         with step_context.within_ranks(devices=tuple(devices)):
             return super().call_for_each_replica(fn, args, kwargs)
 

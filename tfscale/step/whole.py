@@ -131,8 +131,8 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
 def on_thread(
     fn: Callable,
     strategy: tf.distribute.Strategy,
+    shared_updates: Any,
     are_ranks: bool = False,
-    shared_updates: Any = None,
 ) -> Callable:
     """The function, for threads that call layers in turns, without seeds.
 

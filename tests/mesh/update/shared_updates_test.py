@@ -19,7 +19,7 @@ class Counting(keras.optimizers.SGD):
     count = 0
 
     def update_step(self, gradient, variable, learning_rate):
-        type(self).count += 1
+        Counting.count += 1
         super().update_step(gradient, variable, learning_rate)
 
 
@@ -36,16 +36,21 @@ class OfTheBatch(keras.optimizers.SGD):
         super().update_step(gradient / self.scale, variable, learning_rate)
 
 
+def build():
+    return keras.Sequential(
+        [
+            keras.Input([4]),
+            keras.layers.Dense(6, activation="tanh"),
+            keras.layers.Dense(2),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
 def trained(optimizer, scope):
     keras.utils.set_random_seed(0)
     with scope:
-        model = keras.Sequential(
-            [
-                keras.Input([4]),
-                keras.layers.Dense(5, activation="tanh"),
-                keras.layers.Dense(1),
-            ]
-        )
+        model = build()
         model.compile(optimizer(), "mse")
     # The last batch has a shape of its own, and a replica without a row.
     model.fit(X, X[:, :1], batch_size=5, epochs=2, verbose=0, shuffle=False)
@@ -53,17 +58,22 @@ def trained(optimizer, scope):
     return [np.asarray(variable) for variable in variables]
 
 
-def replicas(count):
-    return tfscale.MeshStrategy(tfscale.device_mesh(data=count)).scope()
+def mesh(**axes):
+    devices, layouts = tfscale.device_mesh(**axes), None
+    if "model" in axes:
+        layouts = tfscale.auto_layout_map(build, devices)
+    return tfscale.MeshStrategy(devices, layouts).scope()
 
 
 class SharedUpdatesTest(parameterized.TestCase):
-    def test_replicas_have_one_trace(self):
+    @parameterized.parameters({}, {"model": 2})
+    def test_all_have_one_trace(self, **ranks):
         counts = []
-        for count in (1, 3):
+        for replicas in (1, 2):
             Counting.count = 0
-            trained(Counting, replicas(count))
+            trained(Counting, mesh(data=replicas, **ranks))
             counts.append(Counting.count)
+        self.assertGreater(counts[0], 0)
         self.assertEqual(counts[0], counts[1])
 
     @parameterized.parameters(
@@ -77,9 +87,15 @@ class SharedUpdatesTest(parameterized.TestCase):
     )
     def test_numbers_are_those_of_one_device(self, optimizer):
         expected = trained(optimizer, contextlib.nullcontext())
-        found = trained(optimizer, replicas(3))
+        found = trained(optimizer, mesh(data=3))
         for of_one, of_replicas in zip(expected, found, strict=True):
             np.testing.assert_allclose(of_replicas, of_one, 2e-5, 1e-6)
+
+    def test_ranks_update_their_shards(self):
+        expected = trained(keras.optimizers.Adam, contextlib.nullcontext())
+        found = trained(keras.optimizers.Adam, mesh(data=2, model=2))
+        for of_one, of_ranks in zip(expected, found, strict=True):
+            np.testing.assert_allclose(of_ranks, of_one, 2e-5, 1e-6)
 
 
 if __name__ == "__main__":

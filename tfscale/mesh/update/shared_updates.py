@@ -1,9 +1,9 @@
-"""Updates that one replica traces, and all run on their variables.
+"""Updates that the first replica or rank traces, and all make.
 
-All replicas make the same update, on components of their own. Adam alone is
-forty operations for each variable, half of the graph of a step. So the first
-replica traces it, Grappler optimizes it once, and its operations are added to
-the step for each replica.
+All make the same update, on components or shards of their own. Adam alone is
+forty operations for each variable, half of the graph of a step. So it is traced
+once, Grappler optimizes it once, and its operations are added to the step for
+each of them.
 """
 
 import collections
