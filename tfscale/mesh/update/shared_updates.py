@@ -89,22 +89,27 @@ class _Traced:
 
 def _trace(update, args, components):
     """The update, or None if it is not one of gradients and variables."""
+    feeds = []
 
     def call(*tensors):
-        update(*tf.nest.pack_sequence_as(args, tensors, expand_composites=True))
+        # An optimizer of a pipeline works where its gradients are.
+        for tensor, given in zip(tensors, _tensors(args)):
+            with tf.device(None), tf.device(given.device):
+                feeds.append(tf.identity(tensor))
+        update(*tf.nest.pack_sequence_as(args, feeds, expand_composites=True))
 
     specs = _specs(args)
     function = tf.function(call, autograph=False).get_concrete_function(*specs)
     graph = function.graph
-    given = graph.inputs[: len(specs)]
     numbers = {id(x.handle): i for i, x in enumerate(components)}
     used = {x.op.name: numbers.get(id(of)) for of, x in graph.captures}
     writes = [op for op in graph.control_outputs if op.type != "ReadVariableOp"]
-    if None in used.values() or not _depend(writes, given):
+    if None in used.values() or not _depend(writes, feeds):
         return None
+    inputs = {x.op for x in (*graph.inputs, *feeds)}
     subgraph = extract(
-        [op for op in graph.get_operations() if op.type != "Placeholder"],
-        given,
+        [op for op in graph.get_operations() if op not in inputs],
+        feeds,
         [],
         writes,
         graph.as_graph_def(),
