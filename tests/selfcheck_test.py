@@ -129,8 +129,11 @@ class MainTest(parameterized.TestCase):
     @pytest.mark.crossing
     def test_gpus_are_told_what_xla_gains(self, measure):
         measure.return_value = DEVICES["A100"]
+        list_devices = tf.config.list_physical_devices
         physical = mock.patch.object(
-            selfcheck.tf.config, "list_physical_devices", lambda *_: [1, 2]
+            selfcheck.tf.config,
+            "list_physical_devices",
+            lambda *kind: [1, 2] if kind else list_devices(),
         )
         with physical, executed_functions() as functions:
             code, out = _main(lambda _: [], num_devices=2, kind="GPU")

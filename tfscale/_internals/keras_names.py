@@ -53,6 +53,7 @@ backend.common.variables.Variable.__init__
 models.model.Model.compile
     _compile_config: a compiled model that is wrapped stays compiled
     _compile_loss: the losses of a batch out of those of microbatches
+    _compile_metrics: whether metrics read the outputs of a pipeline
 models.model.Model.fit
     _initial_epoch: the epoch that a run goes on with
     _maybe_symbolic_build: left out if all is built; looks at a batch

@@ -237,16 +237,22 @@ class MeshExtended(symbols.MirroredExtended):
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
-        fn = whole.on_thread(fn, self._strategy(), SharedUpdates())
+        fn = whole.on_thread(fn, self._strategy(), self._shared_updates())
         return super().call_for_each_replica(fn, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
         fn = whole.on_thread(
-            fn, self._strategy(), SharedUpdates(), are_ranks=True
+            fn, self._strategy(), self._shared_updates(), are_ranks=True
         )
         with step_context.within_ranks(devices=tuple(devices)):
             return super().call_for_each_replica(fn, args, kwargs)
+
+    def _shared_updates(self):
+        """None where XLA may compile the step: as a whole, or in clusters."""
+        if not self.is_of_several_devices or function_options.have_clusters():
+            return None
+        return SharedUpdates()
 
     def measure_gradients(self, noise: Any) -> None:
         """Has a `GradientNoise` see gradients before and after they are summed.

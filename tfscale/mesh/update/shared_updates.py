@@ -15,7 +15,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale._internals import symbols
-from tfscale.graphs import function_options
 from tfscale.graphs import grappler
 from tfscale.graphs import walks
 from tfscale.graphs.subgraph import Subgraph
@@ -115,8 +114,7 @@ def _trace(update, args, components):
         graph.as_graph_def(),
     )
     _read_once(subgraph)
-    if not function_options.have_clusters():
-        subgraph = grappler.optimize(subgraph)
+    subgraph = grappler.optimize(subgraph)
     handles = {name: used[of] for name, of in subgraph.captures.items()}
     return _Traced(subgraph, specs, components, handles)
 

@@ -200,9 +200,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
     @property
     def _reads_outputs(self):
         """Whether metrics do: a loop keeps those of all microbatches for it."""
-        given = attributes.compile_arguments(self)
-        metrics = given["metrics"], given["weighted_metrics"]
-        return metrics != (None, None) or checks.is_custom(
+        return self._compile_metrics is not None or checks.is_custom(
             self, "compute_metrics"
         )
 
