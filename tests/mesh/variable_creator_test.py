@@ -49,6 +49,14 @@ def job():
     return same_numbers.Job(build, dict(x=X, y=X, batch_size=16))
 
 
+class SynchronizationTest(tf.test.TestCase):
+    def test_none_is_an_error(self):
+        none = tf.VariableSynchronization.NONE
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+        with strategy.scope(), self.assertRaisesRegex(ValueError, "'v'.* NONE"):
+            tf.Variable(1.0, synchronization=none, name="v")
+
+
 class LateVariablesTest(tf.test.TestCase):
     def test_has_the_numbers_of_one_device_and_is_sharded(self):
         outcome = same_numbers.on_ranks(job(), 2, layouts=LAYOUTS)

@@ -68,6 +68,14 @@ class VariableCreator:
 
     def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
         """Creates a variable, on the devices of `colocate_with` if given."""
+        synchronization = kwargs.get("synchronization")
+        if synchronization == tf.VariableSynchronization.NONE:
+            raise ValueError(
+                "A variable in the scope of a strategy must be the same on all "
+                "devices, or be summed when it is read. Received: the variable "
+                f"{kwargs.get('name')!r} with `synchronization` NONE. Leave "
+                "the argument out, or pass ON_READ and an `aggregation`."
+            )
         devices = self._devices(colocate_with)
         callers, path = _callers_and_path(**kwargs)
         caller, states = callers[-1], self._optimizer_states
@@ -107,8 +115,7 @@ class VariableCreator:
             kwargs["initial_value"] = initial
 
         # As `MeshAccumulator.assign` divides a sum over its components.
-        on_read = tf.VariableSynchronization.ON_READ
-        is_read = kwargs.get("synchronization") == on_read
+        is_read = synchronization == tf.VariableSynchronization.ON_READ
         aggregation = kwargs.get("aggregation", tf.VariableAggregation.NONE)
         is_sum = is_read and aggregation == tf.VariableAggregation.SUM
         num_whole = strategy.extended.num_model_ranks
