@@ -269,7 +269,9 @@ def with_iterations(
 ) -> keras.Optimizer:
     """The same optimizer and slots with another counter of updates."""
     found = instances.view(
-        optimizer, _iterations=property(lambda self: iterations)
+        optimizer,
+        _iterations=property(lambda self: iterations),
+        variables=property(lambda self: [*optimizer.variables, iterations]),
     )
     _UPDATES[found] = _UPDATES[optimizer]
     return found

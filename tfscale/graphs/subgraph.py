@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.graphs import walks
 
 # They call a Python function, which exists in one process only.
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
@@ -31,6 +32,12 @@ class Subgraph:
     captures: Mapping[str, str]
     fetches: tuple[str, ...]
     keep: tuple[str, ...]
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether it calls a Python function, which its first graph keeps."""
+        nodes = walks.nodes_of(self.graph_def)
+        return any(node.op in _OF_PYTHON for node in nodes)
 
     def run(
         self,

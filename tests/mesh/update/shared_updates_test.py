@@ -1,6 +1,7 @@
 """An update is traced by one replica, and made by all."""
 
 import contextlib
+import time
 
 import keras
 import numpy as np
@@ -34,6 +35,15 @@ class OfTheBatch(keras.optimizers.SGD):
 
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(gradient / self.scale, variable, learning_rate)
+
+
+class Calling(keras.optimizers.SGD):
+    """Calls a Python function, which lives as long as the graph of it."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        halved = tf.numpy_function(lambda x: x / 2, [gradient], gradient.dtype)
+        halved.set_shape(gradient.shape)
+        super().update_step(halved, variable, learning_rate)
 
 
 def build():
@@ -76,7 +86,33 @@ class SharedUpdatesTest(parameterized.TestCase):
         self.assertGreater(counts[0], 0)
         self.assertEqual(counts[0], counts[1])
 
+    @parameterized.parameters(dict(data=2), dict(model=2))
+    def test_an_update_waits_for_what_a_step_says(self, **axes):
+        with mesh(**axes):
+            model, optimizer = build(), keras.optimizers.Adam()
+            optimizer.build(model.trainable_variables)
+        variables = [*model.weights, *optimizer.variables]
+        before = [np.asarray(variable) for variable in variables]
+
+        def fail():
+            time.sleep(0.5)
+            raise ValueError("a check has failed")
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(X[:4]))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            with tf.control_dependencies([tf.py_function(fail, [], [])]):
+                optimizer.apply(gradients, model.trainable_variables)
+
+        strategy = model.weights[0].value.distribute_strategy
+        with self.assertRaisesRegex(Exception, "a check has failed"):
+            tf.function(strategy.run)(step)
+        for variable, value in zip(variables, before, strict=True):
+            np.testing.assert_array_equal(variable, value)
+
     @parameterized.parameters(
+        Calling,
         Counting,
         OfTheBatch,
         # It assigns to what has no gradient.

@@ -75,13 +75,14 @@ class _Traced:
     def run(self, args, components) -> None:
         """Adds the operations, on a replica's components, to its graph."""
         capture = tf.compat.v1.get_default_graph().capture
-        given = map(capture, _tensors(args))
+        # They wait for what the step says. All that is assigned depends on
+        # them; TensorFlow can make no operations of a graph wait.
+        given = map(tf.identity, _tensors(args))
         tensors = dict(zip(self.subgraph.feeds, given))
         for name, number in self.handles.items():
             tensors[name] = capture(components[number].handle)
         pairs = zip(self.components, components)
         devices = {one.device: other.device for one, other in pairs}
-        # All that is assigned depends on gradients, which wait for the batch.
         with tf.control_dependencies(None):
             self.subgraph.run(tensors, devices)
 
@@ -91,6 +92,7 @@ def _trace(update, args, components):
     feeds = []
 
     def call(*tensors):
+        feeds.clear()
         # An optimizer of a pipeline works where its gradients are.
         for tensor, given in zip(tensors, _tensors(args)):
             with tf.device(None), tf.device(given.device):
@@ -113,6 +115,8 @@ def _trace(update, args, components):
         writes,
         graph.as_graph_def(),
     )
+    if subgraph.calls_python:
+        return None  # The function goes with the graph that was traced.
     _read_once(subgraph)
     subgraph = grappler.optimize(subgraph)
     handles = {name: used[of] for name, of in subgraph.captures.items()}
