@@ -27,7 +27,7 @@ def model_of(kind=keras.Model):
 
 
 class TrainerTest(tf.test.TestCase):
-    @holds("Model.compile", "_compile_loss")
+    @holds("Model.compile", "_compile_loss", "_compile_metrics")
     @holds("Model._maybe_symbolic_build", "_symbolic_build")
     def test_what_compile_made_is_built_of_a_batch_and_changes_nothing(self):
         model = model_of()
