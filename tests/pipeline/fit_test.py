@@ -225,6 +225,25 @@ class MethodsTest(parameterized.TestCase):
         self.both(lambda model: model.predict(FEATURES, 16, verbose=0))
         self.both(lambda model: model.predict(FEATURES[:1], verbose=0))
 
+    def test_compile_keeps_metrics_that_it_is_not_given(self):
+        def fit(wrap):
+            keras.utils.set_random_seed(0)
+            model = without_norm()
+            model.compile("sgd", "mse", metrics=["mae"])
+            model = wrap(model)
+            model.compile("sgd", "mse")
+            y = FEATURES[:, :3]
+            history = model.fit(FEATURES, y, verbose=0, shuffle=False).history
+            return {name: values[0] for name, values in history.items()}
+
+        expected = fit(lambda model: model)
+        self.assertIn("mae", expected)
+        with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
+            found = fit(lambda model: PipelineModel(model, 2))
+        self.assertEqual(found.keys(), expected.keys())
+        for name, value in expected.items():
+            self.assertAlmostEqual(found[name], value, 5)
+
     def test_metrics_see_the_shapes_of_one_device(self):
         shapes = []
 
