@@ -57,11 +57,11 @@ def build():
     )
 
 
-def trained(optimizer, scope):
+def trained(optimizer, scope, **options):
     keras.utils.set_random_seed(0)
     with scope:
         model = build()
-        model.compile(optimizer(), "mse")
+        model.compile(optimizer(), "mse", **options)
     # The last batch has a shape of its own, and a replica without a row.
     model.fit(X, X[:, :1], batch_size=5, epochs=2, verbose=0, shuffle=False)
     variables = [*model.weights, *model.optimizer.variables]
@@ -85,6 +85,15 @@ class SharedUpdatesTest(parameterized.TestCase):
             counts.append(Counting.count)
         self.assertGreater(counts[0], 0)
         self.assertEqual(counts[0], counts[1])
+
+    def test_xla_compiles_what_each_traces(self):
+        # One cluster would have operations of both replicas.
+        counts = []
+        for jit_compile in (False, True):
+            Counting.count = 0
+            trained(Counting, mesh(data=2), jit_compile=jit_compile)
+            counts.append(Counting.count)
+        self.assertGreater(counts[1], counts[0])
 
     @parameterized.parameters(dict(data=2), dict(model=2))
     def test_an_update_waits_for_what_a_step_says(self, **axes):
