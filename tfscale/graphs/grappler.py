@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.graphs import walks
 from tfscale.graphs.subgraph import Subgraph
 
 
@@ -90,6 +89,8 @@ def _cluster():
 
 
 def _control_flow(graph_def):
-    for node in walks.nodes_of(graph_def):
-        if node.op.removeprefix("Stateless") in ("Case", "If", "While"):
-            yield node
+    bodies = [function.node_def for function in graph_def.library.function]
+    for nodes in (graph_def.node, *bodies):
+        for node in nodes:
+            if node.op.removeprefix("Stateless") in ("Case", "If", "While"):
+                yield node

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.graphs import walks
 
 # They call a Python function, which exists in one process only.
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
@@ -34,10 +33,11 @@ class Subgraph:
     keep: tuple[str, ...]
 
     @property
-    def calls_python(self) -> bool:
-        """Whether it calls a Python function, which its first graph keeps."""
-        nodes = walks.nodes_of(self.graph_def)
-        return any(node.op in _OF_PYTHON for node in nodes)
+    def calls_functions(self) -> bool:
+        """Whether it calls functions, which its first graph keeps alive."""
+        return bool(self.graph_def.library.function) or any(
+            node.op in _OF_PYTHON for node in self.graph_def.node
+        )
 
     def run(
         self,

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Hashable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 from typing import TypeVar
 
@@ -25,13 +24,6 @@ def reachable(
                 found[node] = None
                 stack.append(node)
     return found
-
-
-def nodes_of(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
-    """The nodes of a graph, and of all functions of its library."""
-    yield from graph_def.node
-    for function in graph_def.library.function:
-        yield from function.node_def
 
 
 def called_functions(

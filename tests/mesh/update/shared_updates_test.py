@@ -37,8 +37,21 @@ class OfTheBatch(keras.optimizers.SGD):
         super().update_step(gradient / self.scale, variable, learning_rate)
 
 
+class Branching(keras.optimizers.SGD):
+    """Has functions of TensorFlow, which live as long as the graph of it."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        norm = tf.norm(gradient)
+        update = super().update_step
+        tf.cond(
+            norm > 0.1,
+            lambda: update(gradient / norm, variable, learning_rate),
+            lambda: update(gradient, variable, learning_rate),
+        )
+
+
 class Calling(keras.optimizers.SGD):
-    """Calls a Python function, which lives as long as the graph of it."""
+    """Calls a Python function."""
 
     def update_step(self, gradient, variable, learning_rate):
         halved = tf.numpy_function(lambda x: x / 2, [gradient], gradient.dtype)
@@ -121,6 +134,7 @@ class SharedUpdatesTest(parameterized.TestCase):
             np.testing.assert_array_equal(variable, value)
 
     @parameterized.parameters(
+        Branching,
         Calling,
         Counting,
         OfTheBatch,

@@ -115,8 +115,8 @@ def _trace(update, args, components):
         writes,
         graph.as_graph_def(),
     )
-    if subgraph.calls_python:
-        return None  # The function goes with the graph that was traced.
+    if subgraph.calls_functions:
+        return None  # They go with the graph that was traced.
     _read_once(subgraph)
     subgraph = grappler.optimize(subgraph)
     handles = {name: used[of] for name, of in subgraph.captures.items()}
