@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import time
 
 from absl.testing import absltest
 
@@ -80,7 +81,8 @@ class StoppingTest(absltest.TestCase):
 
             def wait():
                 os.write(write, b"here")
-                signal.pause()
+                while True:  # Python's handlers run between two calls
+                    time.sleep(0.01)
 
             child = forked_processes.fork(wait)
             os.read(read, 4)
