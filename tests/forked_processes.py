@@ -3,7 +3,6 @@
 Importing it takes longer than most of what they do.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -11,15 +10,22 @@ import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_held = []
 
 
 def free_addresses(count):
-    """So many addresses of this machine at which nobody listens."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [f"localhost:{one.getsockname()[1]}" for one in sockets]
+    """So many addresses of this machine at which nobody listens.
+
+    Until this process ends, the system gives their ports to none of those that
+    ask for any one, as callers do: a server begins seconds after this. With
+    `SO_REUSEADDR`, as servers have it, it can listen there.
+    """
+    sockets = [socket.socket() for _ in range(count)]
+    _held.extend(sockets)
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("localhost", 0))
+    return [f"localhost:{one.getsockname()[1]}" for one in sockets]
 
 
 def fork(work):

@@ -138,17 +138,13 @@ class PreflightTest(parameterized.TestCase):
 
     def test_a_port_in_use_is_named_at_once(self):
         own, other = forked_processes.free_addresses(2)
-        with socket.socket() as server:
-            server.bind(("", int(own.split(":")[1])))
-            server.listen()
+        with ports.listen(own):
             with self.assertRaisesRegex(OSError, f"{own}.*is in use"):
                 preflight(Cluster({"worker": (own, other)}, "worker", 0), {})
 
     def test_something_else_at_the_port_is_no_worker(self):
         own, other = forked_processes.free_addresses(2)
-        with socket.socket() as server:
-            server.bind(("localhost", int(other.split(":")[1])))
-            server.listen()
+        with ports.listen(other) as server:
 
             def answer():
                 connection, _ = server.accept()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import tempfile
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_processes
 from tests import forked_python
 
 _NUM_WORKERS = 2
@@ -71,16 +71,6 @@ print(json.dumps(read_by))
 """
 
 
-def _free_ports(number):
-    listening = [socket.socket() for _ in range(number)]
-    for one in listening:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in listening]
-    for one in listening:
-        one.close()
-    return ports
-
-
 class MultiWorkerTest(tf.test.TestCase, parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -99,8 +89,8 @@ class MultiWorkerTest(tf.test.TestCase, parameterized.TestCase):
     @classmethod
     def _run(cls, pattern):
         """What each worker has read: by remainder, epochs of steps."""
-        ports = _free_ports(_NUM_WORKERS)
-        cluster = {"worker": [f"localhost:{port}" for port in ports]}
+        addresses = forked_processes.free_addresses(_NUM_WORKERS)
+        cluster = {"worker": addresses}
         processes = []
         for index in range(_NUM_WORKERS):
             task = {"type": "worker", "index": index}

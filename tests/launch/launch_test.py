@@ -319,7 +319,23 @@ class PortsTest(absltest.TestCase):
         self.assertIn("none for one of 2 processes", said.getvalue())
 
 
+    def test_a_port_is_for_who_listens_there_and_for_nobody_else(self):
+        # Seconds pass until a worker does. Callers were given its port.
+        with contextlib.ExitStack() as held:
+            (port,) = command._free_ports(1, held)
+            with (
+                socket.socket() as other,
+                self.assertRaisesRegex(OSError, "in use"),
+            ):
+                other.bind(("", port))
+            socket.create_server(("", port)).close()
+
+
 class DevicesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.held = self.enter_context(contextlib.ExitStack())
+
     @parameterized.parameters(
         {"chief": ["-1"], "worker": ["4,5", "6,7"], "ps": ["-1"]},
         {"worker": ["4,5", "6,7"]},
@@ -336,7 +352,7 @@ class DevicesTest(parameterized.TestCase):
                 tf.config, "list_physical_devices", return_value=[None] * 4
             ),
         ):
-            tasks = command._local_tasks([0, 1], num_ps)
+            tasks = command._local_tasks([0, 1], num_ps, self.held)
         found = {}
         for task in tasks:
             visible = task.environ["CUDA_VISIBLE_DEVICES"]

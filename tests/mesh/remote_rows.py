@@ -7,7 +7,6 @@ has started. To the file it adds a line of JSON for each row (its name, what
 failed or null, seconds) and one for what the servers exited with.
 """
 
-import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -15,7 +14,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +27,7 @@ import tensorflow as tf
 from absl.testing import absltest
 
 import tfscale
+from tests import forked_processes
 from tests import same_numbers
 from tfscale.cluster import Cluster
 from tfscale.pipeline.running import loop
@@ -328,12 +327,7 @@ _PR_SET_PDEATHSIG = 1
 
 def become_one_of_three():
     """Forks; returns the number of the process, or None in the first one."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        ports = [one.getsockname()[1] for one in sockets]
-    addresses = tuple(f"localhost:{port}" for port in ports)
+    addresses = tuple(forked_processes.free_addresses(3))
     print("servers", *addresses[1:], flush=True)
     os.environ["TFSCALE_VIRTUAL_DEVICES"] = "2"
     parent = os.getpid()

@@ -1,13 +1,14 @@
 """A chief without workers says who is not there; nobody had, for 600 s."""
 
-import socket
 import threading
 import types
 from unittest import mock
 
 from absl.testing import absltest
 
+from tests import forked_processes
 from tfscale.cluster import Cluster
+from tfscale.cluster import ports
 from tfscale.parameter_server import step_queue
 
 
@@ -26,14 +27,8 @@ class _Result:
 
 class StepQueueTest(absltest.TestCase):
     def test_who_is_waited_for_is_said_while_the_step_waits(self):
-        with (
-            socket.create_server(("localhost", 0)) as there,
-            socket.create_server(("localhost", 0)) as gone,
-        ):
-            addresses = tuple(
-                f"localhost:{s.getsockname()[1]}" for s in (there, gone)
-            )
-            gone.close()
+        addresses = tuple(forked_processes.free_addresses(2))
+        with ports.listen(addresses[0]):
             result = _Result()
             strategy = types.SimpleNamespace(
                 coordinator=types.SimpleNamespace(

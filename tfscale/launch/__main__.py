@@ -100,6 +100,7 @@ def main(arguments):
     _check_elastic()
     hosts = _cluster_of_several_machines()
     cluster = _met(hosts)
+    held = contextlib.ExitStack()
 
     def find_lost():
         nonlocal cluster
@@ -111,12 +112,13 @@ def main(arguments):
         if cluster is not None:
             return [_task(cluster, _rank_on_host(hosts))]
         environ = group.to_environ() if group else {}
-        return _local_tasks(local_ranks, NUM_PS.value, environ)
+        held.close()  # the ports of the attempt before
+        return _local_tasks(local_ranks, NUM_PS.value, held, environ)
 
     if MAX_WORKERS.value:
         # If the last worker lacks GPUs, it is an error now and not when it
         # starts.
-        _local_tasks([MAX_WORKERS.value - 1], num_ps=0)
+        _local_tasks([MAX_WORKERS.value - 1], num_ps=0, held=held)
     launcher = Launcher(
         command,
         make_tasks,
@@ -239,11 +241,11 @@ def _is_local_address(host):
     return False
 
 
-def _local_tasks(local_ranks, num_ps, environ=None):
+def _local_tasks(local_ranks, num_ps, held, environ=None):
     jobs = {"worker": len(local_ranks)}
     if num_ps:
         jobs = {"chief": 1, **jobs, "ps": num_ps}
-    ports = iter(_free_ports(sum(jobs.values())))
+    ports = iter(_free_ports(sum(jobs.values()), held))
     addresses = {
         job: tuple(f"localhost:{next(ports)}" for _ in range(count))
         for job, count in jobs.items()
@@ -301,23 +303,25 @@ def _task(cluster, local_rank, environ=None):
     return Task(cluster.job, cluster.index, environ, local_rank)
 
 
-def _free_ports(count):
-    with contextlib.ExitStack() as stack:
-        try:
-            sockets = [
-                stack.enter_context(socket.socket()) for _ in range(count)
-            ]
-            for one in sockets:
-                one.bind(("", 0))
-        except OSError as error:
-            output.say(
-                "Each process needs a free port of this machine. Received: "
-                f"none for one of {count} processes ({error.strerror}). End "
-                "programs that use ports, start fewer processes, or widen "
-                "net.ipv4.ip_local_port_range."
-            )
-            sys.exit(1)
-        return [one.getsockname()[1] for one in sockets]
+def _free_ports(count, held):
+    """Ports that nobody else is given before `held` is closed.
+
+    A program listens seconds after this. It can, with `SO_REUSEADDR`, as gRPC.
+    """
+    try:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("", 0))
+    except OSError as error:
+        output.say(
+            "Each process needs a free port of this machine. Received: "
+            f"none for one of {count} processes ({error.strerror}). End "
+            "programs that use ports, start fewer processes, or widen "
+            "net.ipv4.ip_local_port_range."
+        )
+        sys.exit(1)
+    return [one.getsockname()[1] for one in sockets]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class ReleaseTest(tf.test.TestCase):
             try:
                 yield from itertools.count()
             finally:
-                ends.append(has_continued.wait(timeout=2))
+                ends.append(has_continued.wait(timeout=20))
 
         data = tf.data.Dataset.from_generator(
             records, output_signature=tf.TensorSpec((), tf.int64)
