@@ -15,11 +15,7 @@ from tfscale.graphs import noting_scope
 DEVICES = ("/CPU:0", "/CPU:1")
 SUM = tf.distribute.ReduceOp.SUM
 # What a program on two replicas goes through; other names are attributes.
-METHODS = [
-    name
-    for name in check_test.names_in(".MirroredExtended")
-    if name != "_input_workers_with_options"
-]
+METHODS = check_test.names_in(".MirroredExtended")
 
 
 class Recording(tf.distribute.Strategy):
@@ -105,25 +101,8 @@ class StrategyTest(tf.test.TestCase):
         strategy.run(step)
         self.assertEqual(calls, ["_replica_ctx_all_reduce"] * 2)
 
-    @holds(
-        "MirroredExtended",
-        "_reduce_to",
-        "_batch_reduce_to",
-        "_gather_to_implementation",
-    )
-    def test_sums_and_gathers_go_by_one_method_each(self):
-        def reduce(strategy):
-            value = strategy.run(lambda: tf.constant([1.0]))
-            strategy.reduce(SUM, value, axis=None)
-
-        self.assertIn("_reduce_to", self.called(reduce))
-
-        def batch_reduce(strategy):
-            value = strategy.run(lambda: tf.constant([1.0]))
-            strategy.extended.batch_reduce_to(SUM, [(value, DEVICES[0])])
-
-        self.assertIn("_batch_reduce_to", self.called(batch_reduce))
-
+    @holds("MirroredExtended", "_gather_to_implementation")
+    def test_gathers_go_by_one_method(self):
         def gather(strategy):
             value = strategy.run(lambda: tf.constant([1.0]))
             found = strategy.gather(value, axis=0)
@@ -140,22 +119,6 @@ class StrategyTest(tf.test.TestCase):
 
         found = self.called(all_gather)
         self.assertIn("_gather_to_implementation", found)
-
-    @holds(
-        "MirroredExtended",
-        "_experimental_distribute_dataset",
-        "_distribute_datasets_from_function",
-    )
-    def test_datasets_are_distributed_by_one_method_each(self):
-        dataset = tf.data.Dataset.range(4).batch(2)
-        found = self.called(
-            lambda s: s.experimental_distribute_dataset(dataset)
-        )
-        self.assertIn("_experimental_distribute_dataset", found)
-        found = self.called(
-            lambda s: s.distribute_datasets_from_function(lambda _: dataset)
-        )
-        self.assertIn("_distribute_datasets_from_function", found)
 
     @holds("MirroredExtended", "_initialize_single_worker")
     @holds("MirroredExtended._initialize_single_worker", "_devices")

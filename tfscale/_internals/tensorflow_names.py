@@ -10,10 +10,8 @@ TENSORFLOW = """
 python.distribute.mirrored_strategy
     MirroredExtended: one traced thread for each device
 python.distribute.mirrored_strategy.MirroredExtended
-    _batch_reduce_to, _reduce_to, _gather_to_implementation: ranks count once
+    _gather_to_implementation: ranks count once
     _create_variable: of a single device; others are made here
-    _distribute_datasets_from_function: an ordinary iterator
-    _experimental_distribute_dataset: an ordinary iterator
     _get_local_replica_id: the component of a thread
     _in_multi_worker_mode: a worker out of data goes on with no rows
     _initialize_single_worker: without a line for each strategy

@@ -44,6 +44,7 @@ class MeshExtended(symbols.MirroredExtended):
     the inputs and run all operations without another device.
 
     Attributes:
+        inputs: The `MeshInputs`, which distributes datasets.
         pipelined: The variables of models that were cut over the axis
             "pipeline", by `id(variable)`.
         traced_models: The models whose steps replicas have run.
@@ -90,19 +91,13 @@ class MeshExtended(symbols.MirroredExtended):
         # the program, where Python functions of a dataset run.
         del devices
         host = device_names.full_name("/device:CPU:0")
-        self._inputs = MeshInputs(
+        self.inputs = MeshInputs(
             self._strategy(),
             host,
             self._devices,
             self._first_ranks,
             self.config,
         )
-
-    def _experimental_distribute_dataset(self, dataset, options):
-        return self._inputs.of_dataset(dataset, options)
-
-    def _distribute_datasets_from_function(self, dataset_fn, options):
-        return self._inputs.from_function(dataset_fn, options)
 
     @property
     def worker_devices(self):
@@ -307,7 +302,9 @@ class MeshExtended(symbols.MirroredExtended):
     def _in_multi_worker_mode(self):
         return self.workers is not None
 
-    def _reduce_to(self, reduce_op, value, destinations, options):
+    def reduce_to(self, reduce_op, value, destinations, options=None):
+        """See `tf.distribute.StrategyExtended`."""
+        reduce_op = self._checked(reduce_op, destinations)
         has_all = is_per_replica(value, len(self._devices))
         if self.workers is None and self.num_model_ranks > 1 and has_all:
             return self.reducer.on_each(reduce_op, [value])[0]
@@ -325,7 +322,7 @@ class MeshExtended(symbols.MirroredExtended):
                     if mean is not None:
                         return mean
             elif not is_of_threads(value) or (is_mirrored and not is_mean):
-                return super(MeshExtended, self)._reduce_to(
+                return super(MeshExtended, self).reduce_to(
                     reduce_op, value, destinations, options
                 )
             return self.reducer.on_destinations(
@@ -349,10 +346,18 @@ class MeshExtended(symbols.MirroredExtended):
         """Reduces the values of all replicas; called through `merge_call`."""
         return self.batch_reduce_to(reduce_op, [(x, x) for x in values])
 
-    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+    def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
+        """See `tf.distribute.StrategyExtended`."""
         # A tensor that threads share is one tensor for all replicas.
         values = [value for value, _ in value_destination_pairs]
-        return self.reducer.on_each(reduce_op, values)
+        return self.reducer.on_each(self._checked(reduce_op), values)
+
+    def _checked(self, reduce_op, destinations=""):
+        """The operation, after TensorFlow's checks of arguments and context."""
+        super().reduce_to(reduce_op, [], destinations)
+        if isinstance(reduce_op, str):
+            return tf.distribute.ReduceOp(reduce_op.upper())
+        return reduce_op
 
     def _gather_to_implementation(self, value, destinations, axis, options):
         if self.workers is not None:

@@ -14,6 +14,8 @@ from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
 from tfscale.context import step_context
 from tfscale.mesh.extended import MeshExtended
+from tfscale.mesh.inputs.mesh_dataset import MeshDataset
+from tfscale.mesh.inputs.mesh_dataset import MeshDatasetFromFunction
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.mesh_config import device_grid
 from tfscale.mesh.mesh_config import rows_of_worker
@@ -156,6 +158,22 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         )
         # The parent's constructor would join a cluster again.
         tf.distribute.Strategy.__init__(self, MeshExtended(self, config))
+
+    def experimental_distribute_dataset(
+        self,
+        dataset: tf.data.Dataset,
+        options: tf.distribute.InputOptions | None = None,
+    ) -> MeshDataset:
+        """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
+        return self.extended.inputs.of_dataset(dataset, options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        options: tf.distribute.InputOptions | None = None,
+    ) -> MeshDatasetFromFunction:
+        """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
+        return self.extended.inputs.from_function(dataset_fn, options)
 
     def reduce(
         self,
