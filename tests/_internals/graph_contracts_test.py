@@ -321,7 +321,6 @@ class GraphTest(tf.test.TestCase):
 class DatasetTest(tf.test.TestCase):
     @holds("_ParallelMapDataset.__init__", "_num_parallel_calls")
     @holds("_ParallelInterleaveDataset.__init__", "_num_parallel_calls")
-    @holds("_PrefetchDataset.__init__", "_buffer_size")
     @holds("_ShuffleDataset.__init__", "_reshuffle_each_iteration")
     def test_settings_of_a_dataset_are_known(self):
         numbers = tf.data.Dataset.range(3)
@@ -334,7 +333,6 @@ class DatasetTest(tf.test.TestCase):
                 "num_parallel_calls",
                 2,
             ),
-            (numbers.prefetch(3), "buffer_size", 3),
             (numbers.shuffle(4), "reshuffle_each_iteration", True),
         ):
             self.assertEqual(datasets.settings_of(dataset)[name], setting)

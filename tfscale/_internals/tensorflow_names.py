@@ -135,8 +135,6 @@ python.data.ops.map_op._ParallelMapDataset.__init__
     _num_parallel_calls: how many processors a map uses
 python.data.ops.interleave_op._ParallelInterleaveDataset.__init__
     _num_parallel_calls: how many processors an interleave uses
-python.data.ops.prefetch_op._PrefetchDataset.__init__
-    _buffer_size: how far a dataset reads ahead
 python.data.ops.dataset_ops.DatasetV2._metadata
     _name: the name of an operation of a dataset
 """

@@ -21,7 +21,7 @@ class DatasetStage:
     """One transformation; `dataset` is the chain up to and with it.
 
     `kind` is a string like `"ParallelMap"`, `settings` a dict of integers,
-    bools and strings like `{"buffer_size": 2}`.
+    bools and strings like `{"batch_size": 2}`.
     """
 
     def __init__(

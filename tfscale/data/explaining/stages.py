@@ -38,7 +38,8 @@ def with_prefetch(
 ) -> tuple[str, tf.data.Dataset] | None:
     """A change to prefetching that tf.data tunes, and the changed dataset.
 
-    None if the dataset prefetches so already.
+    None if a pipeline prefetches so already, and if another dataset ends with
+    `prefetch`, of any number.
     """
     if isinstance(dataset, ResumableDataset):
         recipe = dataset.recipe
@@ -47,12 +48,9 @@ def with_prefetch(
         recipe = dataclasses.replace(recipe, prefetch=_AUTO)
         changed = chain.build(recipe, Position(0))
         return "prefetch=tf.data.AUTOTUNE", changed
-    last, text = _timed(dataset)[-1], "prefetch(tf.data.AUTOTUNE)"
-    if not last.is_a("Prefetch"):
-        text += " at the end"
-    elif last.settings["buffer_size"] == _AUTO:
+    if _timed(dataset)[-1].is_a("Prefetch"):
         return None
-    return text, dataset.prefetch(_AUTO)
+    return "prefetch(tf.data.AUTOTUNE) at the end", dataset.prefetch(_AUTO)
 
 
 def estimates(
