@@ -35,8 +35,9 @@ _SUPER = re.compile(r"super\((\w+, self)?\)")
 _PRIVATE_MODULE = re.compile(r"^(keras|keras_hub)\.src\b|^tensorflow\.python\b")
 _PRIVATE_PARTS = ("__internal__", "python", "src")  # of Keras and TensorFlow
 _PRIVATE_FIELD = re.compile(r"\{\w*\._[a-z]")  # of `str.format`
-# Public, but for the name: of every `NamedTuple`, and of `os`.
-PUBLIC = {"_asdict", "_exit", "_fields", "_replace"}
+# Public, but for the name: of every `NamedTuple`, of `os`, and an argument of
+# `tf.profiler.experimental.Trace`.
+PUBLIC = {"_asdict", "_exit", "_fields", "_r", "_replace"}
 
 
 ALL_NAMES = {name for *_, name in check_test.ROWS}
@@ -106,6 +107,9 @@ def foreign_attributes(tree):
             name = attribute_named(node)
             if is_private(name) or name in _PRIVATE_PARTS:
                 yield f"{node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.keyword):
+            if node.arg and is_private(node.arg) and node.arg not in PUBLIC:
+                yield f"{node.value.lineno}: {node.arg}="
         elif isinstance(node, ast.MatchClass):
             for name in filter(is_private, node.kwd_attrs):
                 yield f"{node.lineno}: {name}"
@@ -236,6 +240,7 @@ class DoorTest(parameterized.TestCase):
         "operator.methodcaller('_losses')(layer)",
         "eval('layer._losses')",
         "'{0._losses}'.format(layer)",
+        "instances.view(layer, _losses=[])",
         "match layer:\n  case keras.Layer(_losses=x): pass",
         "self = layer",
         # A class of the module has an attribute of that name too.

@@ -5,6 +5,8 @@ import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
+from tfscale._internals import attributes
+from tfscale._internals import instances
 
 # What an `apply` goes through, in this order.
 STEPS = (
@@ -71,6 +73,21 @@ class OptimizerContractsTest(tf.test.TestCase):
         self.assertEqual(
             [a.shape for a in averages], [v.shape for v in variables]
         )
+
+    @holds("BaseOptimizer.__init__", "_iterations")
+    def test_updates_are_counted_and_rates_found_by_one_attribute(self):
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
+            [5], [1.0, 100.0]
+        )
+        other = keras.Variable(7, dtype="int32")
+        variable = keras.Variable([0.0])
+        optimizer = keras.optimizers.SGD(schedule)
+        optimizer.build([variable])
+        found = instances.view(optimizer, **attributes.with_iterations(other))
+        found.apply([tf.constant([1.0])], [variable])
+        self.assertAllEqual(variable, [-100.0])
+        self.assertEqual(int(found.iterations), 8)
+        self.assertEqual(int(optimizer.iterations), 0)
 
     @holds("BaseOptimizer", "_get_variable_index")
     def test_a_variable_has_the_index_of_its_slot(self):

@@ -197,6 +197,11 @@ def optimized_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
     return optimizer._trainable_variables
 
 
+def with_iterations(iterations: keras.Variable) -> dict[str, Any]:
+    """Members of a subclass of an optimizer that counts its updates there."""
+    return {"_iterations": property(lambda self: iterations)}
+
+
 def take_state(optimizer: keras.Optimizer, other: keras.Optimizer) -> None:
     """Gives an optimizer the state of another of its class.
 

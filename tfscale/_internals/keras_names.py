@@ -75,6 +75,7 @@ optimizers.base_optimizer.BaseOptimizer
     _get_variable_index: by which LARS knows velocities and norms
     _update_model_variables_moving_average: averages of parts
 optimizers.base_optimizer.BaseOptimizer.__init__
+    _iterations: each stage of PipeDream counts its updates
     _trainable_variables: what is updated, where nobody says what
 optimizers.base_optimizer.BaseOptimizer.build
     _model_variables_moving_average: averages of parts

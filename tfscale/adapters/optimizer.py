@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import instances
 from tfscale.context import step_context
@@ -270,7 +271,7 @@ def with_iterations(
     """The same optimizer and slots with another counter of updates."""
     found = instances.view(
         optimizer,
-        _iterations=property(lambda self: iterations),
+        **attributes.with_iterations(iterations),
         variables=property(lambda self: [*optimizer.variables, iterations]),
     )
     _UPDATES[found] = _UPDATES[optimizer]
