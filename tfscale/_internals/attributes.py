@@ -258,8 +258,17 @@ def functional_class() -> Any:
 
 
 def functional_in(model: keras.Model) -> keras.Model | None:
-    """The functional model that a built sequential one is inside."""
-    return model._functional if isinstance(model, keras.Sequential) else None
+    """The functional model that a built sequential one is inside.
+
+    It has the very list of inputs that the sequential model returns.
+    """
+    if not isinstance(model, keras.Sequential):
+        return None
+    kind, inputs = functional_class(), getattr(model, "inputs", None)
+    found = instances.attributes_of(model).values()
+    return next(
+        (x for x in found if isinstance(x, kind) and x.inputs is inputs), None
+    )
 
 
 def functional_of(layer: Any) -> keras.Model | None:

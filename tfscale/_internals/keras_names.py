@@ -40,8 +40,6 @@ ops.node.Node.__init__
     outputs: what a call makes
 ops.symbolic_arguments.SymbolicArguments
     fill_in: the arguments of a call with others in their places
-models.sequential.Sequential._maybe_rebuild
-    _functional: the functional model inside, whose layers are cut
 backend.common.masking
     get_keras_mask, set_keras_mask: of a tensor, which a stage passes on
 saving.keras_saveable.KerasSaveable
