@@ -95,6 +95,26 @@ class ShardedVariableTest(tf.test.TestCase, parameterized.TestCase):
             check()
         self.assert_parts(kernel, KERNEL, model)
 
+    def test_arithmetic_is_that_of_the_whole_value(self):
+        strategy, mlp = on_mesh(2, 2)
+        kernel = mlp.get_layer("up").kernel
+        kernel.assign(KERNEL)
+        ones = np.ones((24, 1), np.float32)
+
+        def computed(x):
+            return (
+                *(2.0 * x - 1.0, 1.0 - x, abs(-x), x / 3.0, x**2, x @ ones),
+                *(x > 1.0, x[1:3], x // 2.0, 3.0 % (x + 5.0), KERNEL + x),
+            )
+
+        found = strategy.run(lambda: computed(kernel.value))
+        for one, here, wanted in zip(
+            found, computed(kernel.value), computed(KERNEL), strict=True
+        ):
+            self.assertAllClose(here, wanted, 1e-6, 1e-6)
+            for each in strategy.experimental_local_results(one):
+                self.assertAllClose(each, wanted, 1e-6, 1e-6)
+
     def test_is_read_whole_by_replicas_and_in_part_by_rules(self):
         strategy, mlp = on_mesh(2, 2)
         kernel = mlp.get_layer("up").kernel

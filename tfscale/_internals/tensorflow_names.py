@@ -53,8 +53,6 @@ python.distribute.values
     SyncOnReadVariable: a variable that is added up when read
 python.distribute.values.PerReplicaSpec.__init__
     _value_specs: the specs of a value on each replica
-python.distribute.values.DistributedDelegate
-    _get_as_operand: a shard gathered in arithmetic
 python.distribute.values.DistributedVariable
     _export_to_saved_model_graph: would take a shard for the value
     _update_cross_replica: cuts what is assigned

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfscale.context import step_context
 from tfscale.variables.of_variable import value_of
+from tfscale.variables.operators import TensorOperators
 from tfscale.variables.sharding import Sharding
 
 
@@ -12,7 +13,7 @@ def shard_key(variable, thread: int) -> tuple[int, int]:
     return id(value_of(variable)), thread
 
 
-class LocalShard:
+class LocalShard(TensorOperators):
     """A shard of a variable that an optimizer updates in place of the variable.
 
     An assigned value is a tensor until all shards are gathered and the whole is
@@ -92,14 +93,3 @@ class LocalShard:
     def assign_sub(self, value):
         """See `assign`."""
         self.assign(tf.convert_to_tensor(self) - value)
-
-
-def _forward(name):
-    def operator(self, *args):
-        return getattr(tf.convert_to_tensor(self), name)(*args)
-
-    return operator
-
-
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    setattr(LocalShard, _name, _forward(_name))

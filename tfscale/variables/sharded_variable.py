@@ -8,6 +8,7 @@ from tfscale.collectives import replica_collectives
 from tfscale.context import step_context
 from tfscale.variables import of_variable
 from tfscale.variables import weight_gather
+from tfscale.variables.operators import TensorOperators
 from tfscale.variables.sharding import Sharding
 from tfscale.variables.shards import shard
 from tfscale.variables.shards import shards
@@ -18,7 +19,7 @@ from tfscale.variables.variable import MeshVariable
 _CHECKPOINT_KEY = "VARIABLE_VALUE"
 
 
-class ShardedVariable(MeshVariable):
+class ShardedVariable(TensorOperators, MeshVariable):
     """A variable whose components each hold a shard.
 
     A weight is sharded over the model ranks of a replica and, with
@@ -144,9 +145,6 @@ class ShardedVariable(MeshVariable):
     def gather_nd(self, indices, name=None):
         """Entries of the value, for `tf.gather_nd`."""
         return tf.gather_nd(tf.convert_to_tensor(self), indices, name=name)
-
-    def _get_as_operand(self):
-        return tf.convert_to_tensor(self)
 
     def _get_cross_replica(self):
         return self._dense_var_to_tensor()
