@@ -110,7 +110,9 @@ JOBS = {
     "plain": same_numbers.Job(
         dense,
         dict(DATA, sample_weight=WEIGHTS),
-        optimizer=adam,
+        optimizer=lambda: keras.optimizers.SGD(
+            0.05, momentum=0.9, global_clipnorm=0.3
+        ),
         loss=lambda: keras.losses.MeanSquaredError(
             reduction="mean_with_sample_weight"
         ),

@@ -225,7 +225,9 @@ class OwnStepsTest(parameterized.TestCase):
             with strategy.scope() if strategy else contextlib.nullcontext():
                 model = build(Two)
                 model.first = outside
-                model.compile(keras.optimizers.Adam(0.01))
+                model.compile(
+                    keras.optimizers.Adam(0.01), run_eagerly=not strategy
+                )
             fit = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
             return model.get_weights(), fit.history
 

@@ -48,7 +48,7 @@ def build(microbatches=None, **axes):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         if microbatches:
             model = tfscale.PipelineModel(model, microbatches)
-        model.compile("sgd", "mse", metrics=["mae"])
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=not axes)
     return model
 
 

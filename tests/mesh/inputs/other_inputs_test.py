@@ -40,7 +40,11 @@ def fit(strategy=None, callbacks=()):
     keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = Diffusion()
-        model.compile("sgd", ["mse", "mae"], metrics=["mae", "mae"])
+        model.compile(
+            *("sgd", ["mse", "mae"]),
+            metrics=["mae", "mae"],
+            run_eagerly=not strategy,
+        )
     history = model.fit(
         X, batch_size=8, shuffle=False, verbose=0, callbacks=list(callbacks)
     )
