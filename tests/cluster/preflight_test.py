@@ -138,9 +138,11 @@ class PreflightTest(parameterized.TestCase):
 
     def test_a_port_in_use_is_named_at_once(self):
         own, other = forked_processes.free_addresses(2)
-        with ports.listen(own):
-            with self.assertRaisesRegex(OSError, f"{own}.*is in use"):
-                preflight(Cluster({"worker": (own, other)}, "worker", 0), {})
+        with (
+            ports.listen(own),
+            self.assertRaisesRegex(OSError, f"{own}.*is in use"),
+        ):
+            preflight(Cluster({"worker": (own, other)}, "worker", 0), {})
 
     def test_something_else_at_the_port_is_no_worker(self):
         own, other = forked_processes.free_addresses(2)
@@ -167,11 +169,14 @@ class SurvivorsTest(parameterized.TestCase):
     ):
         addresses = forked_processes.free_addresses(count)
         found = [None] * there
+        timeout = 1.5 if there < count else 20.0
 
         def run(index):
             cluster = Cluster({"worker": addresses}, "worker", index)
             try:
-                left = survivors(cluster, {}, least=least, timeout=1.5, say=len)
+                left = survivors(
+                    cluster, {}, least=least, timeout=timeout, say=len
+                )
                 found[index] = (left.addresses, left.address)
             except ConnectionError as error:
                 found[index] = str(error)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import inspect
 import io
 import itertools
 import json
@@ -41,7 +42,8 @@ def end(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, end if index == 0 else signal.SIG_IGN)
 print("ready", flush=True)
-time.sleep(60)
+while True:  # A signal that comes right before a long sleep waits for its end.
+    time.sleep(0.01)
 """
 
 
@@ -51,6 +53,9 @@ def _is_alive(pid):
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+_IS_ALIVE = inspect.getsource(_is_alive)  # for programs too
 
 
 def read_until(process, text, count):
@@ -66,7 +71,7 @@ def read_until(process, text, count):
 
 class _LaunchTest(absltest.TestCase):
     def program(self, text):
-        file = self.create_tempfile(content=_HEAD + text)
+        file = self.create_tempfile(content=_HEAD + _IS_ALIVE + text)
         return file.full_path
 
     def assert_all_ended(self, output):
@@ -317,7 +322,6 @@ class PortsTest(absltest.TestCase):
                 command.main(["launch", "program.py"])
             self.assertEqual(ended.exception.code, 1)
         self.assertIn("none for one of 2 processes", said.getvalue())
-
 
     def test_a_port_is_for_who_listens_there_and_for_nobody_else(self):
         # Seconds pass until a worker does. Callers were given its port.
@@ -631,11 +635,15 @@ sys.exit(192 + (1 if index == 0 else 5))
     def test_with_servers_a_worker_starts_again_alone(self):
         code, output = self.launch(
             f"""
-mark = {self.create_tempdir().full_path!r} + "/failed"
-if job == "worker" and index == 1 and not os.path.exists(mark):
-    open(mark, "w").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(1.0 if job == "chief" else 60)
+folder = {self.create_tempdir().full_path!r}
+mark, again = folder + "/failed", folder + "/again"
+if job == "worker" and index == 1:
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    open(again, "w").close()
+while job != "chief" or not os.path.exists(again):
+    time.sleep(0.05)
 """,
             {"chief": 1, "worker": 2, "ps": 1},
             max_restarts=1,
@@ -652,12 +660,14 @@ time.sleep(1.0 if job == "chief" else 60)
 mark = {self.create_tempdir().full_path!r} + "/failed"
 if job == "worker" and index == 0:
     import subprocess
-    print("pid", subprocess.Popen(["sleep", "60"]).pid, flush=True)
-    open(mark, "w").close()
+    left = subprocess.Popen(["sleep", "60"]).pid
+    print("pid", left, flush=True)
+    os.symlink(str(left), mark)
     sys.exit(7)
-while job == "chief" and not os.path.exists(mark):
+while job != "chief" or not os.path.islink(mark):
     time.sleep(0.05)
-time.sleep(1.0 if job == "chief" else 60)
+while _is_alive(os.readlink(mark)):
+    time.sleep(0.05)
 """,
             {"chief": 1, "worker": 2, "ps": 1},
         )
@@ -695,11 +705,13 @@ if job == "chief":
             f"""
 mark = {self.create_tempdir().full_path!r} + "/failed"
 if job == "worker":
-    open(mark, "w").close()
+    os.symlink(str(os.getpid()), mark)
     sys.exit(7)
-while job == "ps" and not os.path.exists(mark):
+while job != "ps" or not os.path.islink(mark):
     time.sleep(0.05)
-time.sleep(0.5 if job == "ps" else 60)
+while _is_alive(os.readlink(mark)):
+    time.sleep(0.05)
+time.sleep(0.5)
 sys.exit(9)
 """,
             {"chief": 1, "worker": 1, "ps": 1},

@@ -96,7 +96,9 @@ class AnyDataTest(parameterized.TestCase):
 
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
         np.testing.assert_allclose(
-            fit(strategy.scope()), fit(contextlib.nullcontext(), True), rtol=1e-5
+            fit(strategy.scope()),
+            fit(contextlib.nullcontext(), True),
+            rtol=1e-5,
         )
 
     @parameterized.parameters(
