@@ -37,7 +37,7 @@ class ExactnessTest(tf.test.TestCase, parameterized.TestCase):
     def said_of(self, data, **arguments):
         """The warnings of a `fit` about its data."""
         model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=True)
         backup = BackupAndRestore(self.create_tempdir().full_path)
         with self.assertLogs(level="WARNING") as logs:
             logging.warning("at least one line")
@@ -102,7 +102,7 @@ class ExactnessTest(tf.test.TestCase, parameterized.TestCase):
                     raise InterruptedError
 
             model = keras.Sequential([keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
+            model.compile("sgd", "mse", run_eagerly=True)
             interruption = keras.callbacks.LambdaCallback(
                 on_train_batch_end=interrupt
             )

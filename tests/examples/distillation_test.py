@@ -125,6 +125,7 @@ class DistillationTest(tf.test.TestCase, parameterized.TestCase):
         plain.compile(
             keras.optimizers.SGD(0.1),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            run_eagerly=True,
         )
         plain.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         for a, b in zip(distilled(alpha=0.0), plain.get_weights()):

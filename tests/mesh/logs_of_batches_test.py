@@ -64,7 +64,12 @@ def logs_of(axes=None, microbatches=1, layouts=None, **options):
         model = keras.Sequential([keras.Input((5,)), *layers])
         if axes is not None and "pipeline" in axes:
             model = tfscale.PipelineModel(model, 2)
-        model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"])
+        model.compile(
+            *("sgd", "mse"),
+            metrics=["mae"],
+            weighted_metrics=["mse"],
+            run_eagerly=axes is None,
+        )
     logs = Logs()
     callbacks = [logs]
     if microbatches > 1:
