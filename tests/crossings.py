@@ -57,8 +57,9 @@ def pairs(
         missing -= _pairs_of(row)
         rows.append(valued(row))
         if missing:
+            ordered = sorted(missing)
             found = [
-                _candidate(missing, values, is_allowed, choices)
+                _candidate(ordered, missing, values, is_allowed, choices)
                 for _ in range(40)
             ]
             row = max(found, key=lambda row: len(_pairs_of(row) & missing))
@@ -73,8 +74,8 @@ def _pairs_of(row):
     return set(itertools.combinations(sorted(row.items()), 2))
 
 
-def _candidate(missing, values, is_allowed, choices):
-    row = dict(choices.choice(sorted(missing)))
+def _candidate(ordered, missing, values, is_allowed, choices):
+    row = dict(choices.choice(ordered))
     rest = [name for name in values if name not in row]
     choices.shuffle(rest)
     for name in rest:
