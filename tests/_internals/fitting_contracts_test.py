@@ -185,11 +185,13 @@ class FitTest(tf.test.TestCase):
         epochs = types.SimpleNamespace(data_adapter=adapter)
         self.assertIs(fitting.source_of(epochs), dataset)
 
+    @holds("DistributedDataset.__init__", "_strategy")
     @holds("DistributedDataset", "_make_rebatch_fn")
     def test_batches_are_read_ahead_after_they_are_cut_for_replicas(self):
         dataset = tf.data.Dataset.range(4).batch(2)
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         made = strategy.experimental_distribute_dataset(dataset)
+        self.assertIs(made._strategy, strategy)
         ahead = made._make_rebatch_fn(dataset, 1, 2)(dataset, 0)
         (cut,) = datasets.inputs_of(ahead)
         self.assertEqual(

@@ -38,6 +38,7 @@ python.distribute.input_lib.DistributedIteratorSpec
     _to_components: a function takes that iterator once
 python.distribute.input_lib.DistributedDataset.__init__
     _original_dataset: the data of a `fit`
+    _strategy: how fast its devices are
 python.distribute.input_lib.DistributedDataset
     _make_rebatch_fn: how batches are cut for replicas, and read ahead
 python.distribute.values_util

@@ -106,12 +106,8 @@ class MeshDataset(_MeshData, symbols.DistributedDataset):
     given_dataset: tf.data.Dataset
     mapped: Callable[[Callable[[tf.data.Dataset], tf.data.Dataset]], Any]
 
-    def __init__(self, input_workers, strategy, dataset, **kwargs):
-        self._config = strategy.extended.config  # by which `super` cuts batches
-        super().__init__(input_workers, strategy, dataset, **kwargs)
-
     def _make_rebatch_fn(self, dataset, *args):
-        config = self._config
+        config = self._strategy.extended.config
         speeds = rows_by_speed.speeds_for(dataset, config)
         if speeds is None:
             return super()._make_rebatch_fn(dataset, *args)
