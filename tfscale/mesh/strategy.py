@@ -159,21 +159,17 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # The parent's constructor would join a cluster again.
         tf.distribute.Strategy.__init__(self, MeshExtended(self, config))
 
-    def experimental_distribute_dataset(
-        self,
-        dataset: tf.data.Dataset,
-        options: tf.distribute.InputOptions | None = None,
-    ) -> MeshDataset:
+    @property
+    def experimental_distribute_dataset(self) -> Callable[..., MeshDataset]:
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
-        return self.extended.inputs.of_dataset(dataset, options)
+        return self.extended.inputs.of_dataset
 
+    @property
     def distribute_datasets_from_function(
         self,
-        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-        options: tf.distribute.InputOptions | None = None,
-    ) -> MeshDatasetFromFunction:
+    ) -> Callable[..., MeshDatasetFromFunction]:
         """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
-        return self.extended.inputs.from_function(dataset_fn, options)
+        return self.extended.inputs.from_function
 
     def reduce(
         self,

@@ -1,5 +1,7 @@
 """Distributes datasets over the replicas of a mesh."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfscale._internals import datasets
@@ -52,7 +54,9 @@ class MeshInputs:
         )
 
     def of_dataset(
-        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+        self,
+        dataset: tf.data.Dataset,
+        options: tf.distribute.InputOptions | None = None,
     ) -> MeshDataset:
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
         call = fitting.keras_call()
@@ -117,7 +121,11 @@ class MeshInputs:
         distributed.mapped = lambda change: distribute(change(source))
         return distributed
 
-    def from_function(self, dataset_fn, options) -> MeshDatasetFromFunction:
+    def from_function(
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        options: tf.distribute.InputOptions | None = None,
+    ) -> MeshDatasetFromFunction:
         """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
         if self._config.shard_speeds is not None:
             raise ValueError(
