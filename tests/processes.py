@@ -13,11 +13,13 @@ those before it, so what passes alone passes here.
 
 A process that becomes larger than `MAX_BYTES` fails the last of its tests. A
 test that takes longer than `MAX_SECONDS` is killed and fails, and whatever the
-tests started and left behind is killed at the end: nothing hangs.
+tests started and left behind is killed at the end: nothing hangs. With
+`--within=S` no file begins after S seconds, and the summary names those left.
 """
 
 import ctypes
 import gc
+import math
 import multiprocessing
 import os
 import resource
@@ -65,6 +67,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Bytes at the most, and seconds of processors, also of children: by file.
 _USED = pytest.StashKey[dict]()
+# The groups of tests that were not begun in time.
+_LEFT = pytest.StashKey[list]()
 
 
 def pytest_addoption(parser):
@@ -74,6 +78,13 @@ def pytest_addoption(parser):
         default=0,
         help="Each file in a forked process, so many at a time. 0: all in "
         "this one. auto: one for each core and one more, as some wait.",
+    )
+    parser.addoption(
+        "--within",
+        type=float,
+        default=math.inf,
+        help="With --processes: the seconds after which no file begins. Those "
+        "that are left are named, and do not fail.",
     )
     parser.addoption(
         "--exhaustive",
@@ -95,12 +106,15 @@ def pytest_runtestloop(session):
     if not options.processes or options.collectonly or session.testsfailed:
         return None
     session.config.stash[_USED] = {}
-    waiting = _groups(session.items)
-    running = []
+    session.config.stash[_LEFT] = []
+    begin, waiting, running = time.monotonic(), _groups(session.items), []
     # What a test leaves behind becomes a child of this process.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         while waiting or running:
+            if time.monotonic() - begin > options.within:
+                session.config.stash[_LEFT] += waiting
+                waiting = []
             while waiting and len(running) < options.processes:
                 running.append(_Process(session, waiting.pop(0)))
             connection.wait(
@@ -148,13 +162,19 @@ def pytest_terminal_summary(terminalreporter, config):
         f"{len(used)} processes, {sum(s for _, s in used.values()):.0f} s of "
         f"processors, the largest {used[group][0] / 2**30:.2f} GB: {group}"
     )
+    if left := config.stash[_LEFT]:
+        write(
+            f"Not begun within {config.option.within:.0f} s: "
+            f"{sum(map(len, left))} tests of {len(left)} files, "
+            f"{', '.join(_file(items[0]) for items in left)}"
+        )
 
 
 def _groups(items):
     """Tests of a file, or doctests of a folder of the package."""
     groups = {}
     for item in items:
-        file = item.nodeid.partition("::")[0]
+        file = _file(item)
         if file.startswith("tfscale/"):
             file = "/".join(file.split("/")[:2])
         groups.setdefault(file, []).append(item)
@@ -163,6 +183,10 @@ def _groups(items):
         if not os.path.exists(os.path.join(items[0].config.rootpath, file)):
             raise pytest.UsageError(f"{file} is no more: see `_FIRST`.")
     return [groups[f] for f in sorted(groups, key=lambda f: first.get(f, 99))]
+
+
+def _file(item):
+    return item.nodeid.partition("::")[0]
 
 
 class _Process:
@@ -320,7 +344,7 @@ def _run(session, items, pipe, parent):
                     when="teardown",
                 )
             )
-        file = item.nodeid.partition("::")[0]
+        file = _file(item)
         pipe.send(("end", (file, peak, forked_python.seconds_used())))
         os._exit(0)
     finally:
