@@ -65,7 +65,8 @@ def logs_of(axes=None, microbatches=1, layouts=None, **options):
         if axes is not None and "pipeline" in axes:
             model = tfscale.PipelineModel(model, 2)
         model.compile(
-            *("sgd", "mse"),
+            "sgd",
+            "mse",
             metrics=["mae"],
             weighted_metrics=["mse"],
             run_eagerly=axes is None,

@@ -41,7 +41,8 @@ def fit(strategy=None, callbacks=()):
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = Diffusion()
         model.compile(
-            *("sgd", ["mse", "mae"]),
+            "sgd",
+            ["mse", "mae"],
             metrics=["mae", "mae"],
             run_eagerly=not strategy,
         )
