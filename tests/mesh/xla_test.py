@@ -1,6 +1,7 @@
 """A step that XLA compiles has the numbers of one that it does not."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -220,6 +221,21 @@ def strategy_for(**sizes):
     return tfscale.MeshStrategy(mesh, layout_map)
 
 
+@contextlib.contextmanager
+def unfused():
+    """Without kernels of several operations, which round float16 once.
+
+    TensorFlow has them on CPUs with instructions for float16.
+    """
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    try:
+        yield
+    finally:
+        remapping = {"remapping": before.get("remapping", True)}
+        tf.config.optimizer.set_experimental_options(remapping)
+
+
 def clusters_by_device(functions):
     """How many clusters each device has in functions that ran."""
     return collections.Counter(
@@ -233,7 +249,8 @@ def clusters_by_device(functions):
 
 class CompiledStepTest(tf.test.TestCase, parameterized.TestCase):
     def check_has_the_numbers(self, one, run):
-        plain = run(one)
+        with unfused():
+            plain = run(one)
         with executed_functions() as found:
             outcome = run(same_numbers.compiled(one))
         same_numbers.assert_same(
