@@ -100,6 +100,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/model.py", "in_place.put of compile_loss"),
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
     ("tfscale/adapters/compiled_model.py", "in_place.put of model"),
+    ("tfscale/adapters/shared_model.py", "in_place.put of model"),
     ("tfscale/adapters/model.py", "in_place.put of model"),
     (
         "tfscale/adapters/mirrored_strategy.py",

@@ -111,11 +111,13 @@ class OrderTest(parameterized.TestCase):
             else tf.distribute.get_strategy(),
             [tfscale.callbacks.GradientAccumulation(2)],
         )
+        shared = ["SharedModel"] if replicas else []
+        model = ["AccumulatedModel", *shared, "MeshModel", "MeshLayer"]
         self.assertEqual(
             found,
             {
-                "model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
-                "inner model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
+                "model": model,
+                "inner model": model,
                 "optimizer": ["MeshOptimizer"],
                 "loss": ["MeshCompileLoss"],
                 "seeds": seeds,

@@ -29,7 +29,10 @@ class FirstStepTest(tf.test.TestCase, parameterized.TestCase):
             contextlib.redirect_stdout(text),
         ):
             model.fit(x, x, batch_size=4, verbose=verbose, **kwargs)
-        return text.getvalue().count("Tracing and compiling")
+        return text.getvalue()
+
+    def times_printed(self, *args, **kwargs):
+        return self.printed(*args, **kwargs).count("Tracing and compiling")
 
     def model(self, layer, **axes):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(**axes))
@@ -45,15 +48,42 @@ class FirstStepTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters({"data": 2}, {"data": 1}, {"pipeline": 2})
     def test_a_long_trace_is_said_once(self, **axes):
         model = self.model(SlowToTrace(), **axes)
-        self.assertEqual(self.printed(model, 0.1, epochs=2), 1)
+        self.assertEqual(self.times_printed(model, 0.1, epochs=2), 1)
         # Another `fit` traces nothing.
-        self.assertEqual(self.printed(model, 0.0), 0)
+        self.assertEqual(self.times_printed(model, 0.0), 0)
+
+    @parameterized.parameters(
+        ({"data": 2}, True),
+        ({"data": 1}, False),
+        ({"data": 2, "pipeline": 2}, False),
+    )
+    def test_replicas_are_told_what_is_traced_once(self, axes, is_told):
+        said = self.printed(self.model(SlowToTrace(), **axes), 0.1)
+        self.assertIn("Tracing and compiling", said)
+        self.assertEqual("PipelineModel(model" in said, is_told)
+
+    def test_what_cannot_be_a_stage_is_not_told_to_be_one(self):
+        class Subclass(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = SlowToTrace()
+                self.dense = keras.layers.Dense(4)
+
+            def call(self, x):
+                return self.dense(self.layer(x))
+
+        with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+            model = Subclass()
+            model.compile("sgd", "mse")
+        said = self.printed(model, 0.1)
+        self.assertIn("Tracing and compiling", said)
+        self.assertNotIn("PipelineModel", said)
 
     def test_a_short_one_and_a_silent_one_are_not_said(self):
         model = self.model(SlowToTrace(), data=2)
-        self.assertEqual(self.printed(model, 0.1, verbose=0), 0)
+        self.assertEqual(self.times_printed(model, 0.1, verbose=0), 0)
         model = self.model(keras.layers.ReLU(), data=2)
-        self.assertEqual(self.printed(model, 60.0), 0)
+        self.assertEqual(self.times_printed(model, 60.0), 0)
 
     def test_what_comes_after_the_step_is_not_said(self):
         begun = mock.Mock()

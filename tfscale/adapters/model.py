@@ -19,6 +19,9 @@ class MeshModel(MeshLayer):
 
     def call(self, *args, **kwargs):
         """See `keras.Model`; by the plan for its inputs on ranks."""
+        shared = step_context.current().shared_call
+        if shared is not None and shared.model is self:
+            return shared.run(super().call, args, kwargs)
         if self.sequence_call is None:
             return super().call(*args, **kwargs)
         return self.sequence_call.run(super().call, *args, **kwargs)

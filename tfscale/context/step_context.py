@@ -67,6 +67,7 @@ class Step:
             summed gradients, or of weights that are loaded on trial.
         ranks: How layers use variables on model ranks.
         shared_updates: The `SharedUpdates` of replicas, or None.
+        shared_call: The `SharedCall` of replicas, or None.
     """
 
     batch_shard: Any = None
@@ -75,6 +76,7 @@ class Step:
     update: "Update | None" = None
     ranks: RankState = RankState()
     shared_updates: Any = None
+    shared_call: Any = None
 
     @property
     def sees_one_device(self) -> bool:

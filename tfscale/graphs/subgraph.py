@@ -1,5 +1,6 @@
 """Operations of a graph, cut out as a separate function."""
 
+import collections
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -39,6 +40,59 @@ class Subgraph:
             node.op in _OF_PYTHON for node in self.graph_def.node
         )
 
+    def divided(self, num_first: int) -> "tuple[Subgraph, Subgraph]":
+        """All that does not depend on the last feed, and all that does.
+
+        The first has the first fetches, and then whatever the second needs of
+        it. The second takes the last feed, and these.
+        """
+        *_, last = self.feeds
+        users = collections.defaultdict(list)
+        for node in self.graph_def.node:
+            for source in node.input:
+                users[_node_of(source)].append(node.name)
+        late, found = {last}, [last]
+        while found:
+            for user in users[found.pop()]:
+                if user not in late:
+                    late.add(user)
+                    found.append(user)
+        placeholders = {*self.feeds, *self.captures}
+        first, second = (
+            tf.compat.v1.GraphDef(
+                library=self.graph_def.library, versions=self.graph_def.versions
+            )
+            for _ in range(2)
+        )
+        saved: dict[str, str] = {}
+        for node in self.graph_def.node:
+            if node.name not in late:
+                first.node.append(node)
+                continue
+            second.node.append(node)
+            inputs = []
+            for source in node.input:
+                name = _node_of(source)
+                if name in late or name in placeholders:
+                    inputs.append(source)
+                elif not source.startswith("^"):
+                    new = f"saved_{len(saved)}"
+                    inputs.append(saved.setdefault(source, new))
+            second.node[-1].input[:] = inputs
+        return (
+            dataclasses.replace(
+                self,
+                graph_def=first,
+                fetches=(*self.fetches[:num_first], *saved),
+            ),
+            dataclasses.replace(
+                self,
+                graph_def=second,
+                feeds=(last, *saved.values()),
+                fetches=self.fetches[num_first:],
+            ),
+        )
+
     def run(
         self,
         tensors: Mapping[str, tf.Tensor],
@@ -73,7 +127,8 @@ class Subgraph:
                 f"{name}:0": x for name, x in tensors.items() if name in used
             },
             return_elements=[
-                returned.get(name) or f"{name}:0" for name in self.fetches
+                returned.get(name) or (name if ":" in name else f"{name}:0")
+                for name in self.fetches
             ],
             name="",
         )
@@ -164,6 +219,10 @@ def extract(
         graph_def.node.add(name=name, op="Identity", input=[given], attr=attr)
     keep = tuple(operation.name for operation in side_effects)
     return Subgraph(graph_def, placeholders, captures, returned, keep)
+
+
+def _node_of(source):
+    return source.lstrip("^").split(":")[0]
 
 
 def _device(node, devices):

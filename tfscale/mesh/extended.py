@@ -12,6 +12,8 @@ from tfscale._internals import datasets
 from tfscale._internals import symbols
 from tfscale.adapters.compiled_model import predicting_in_clusters
 from tfscale.adapters.model import adapt_model
+from tfscale.adapters.shared_model import SharedModel
+from tfscale.adapters.shared_model import can_share
 from tfscale.collectives import device_names
 from tfscale.collectives import operations
 from tfscale.collectives.reducer import Reducer
@@ -29,6 +31,7 @@ from tfscale.mesh.rank_calls import RankCalls
 from tfscale.mesh.replica_checks import check
 from tfscale.mesh.replica_checks import check_in_scope
 from tfscale.mesh.replica_checks import prepare
+from tfscale.mesh.shared_call import SharedCall
 from tfscale.mesh.update import mixed_update
 from tfscale.mesh.update.shared_updates import SharedUpdates
 from tfscale.mesh.variable_creator import VariableCreator
@@ -226,7 +229,7 @@ class MeshExtended(symbols.MirroredExtended):
             fn = whole.explaining(whole.with_input_dependencies(fn))
             if self._num_replicas_in_sync > 1:
                 prepare(fn)
-                fn = whole.prepared(fn, is_divided)
+                fn = whole.prepared(fn, is_divided, self._shared_call(fn))
         return self._call_on_ranks(fn, args, kwargs)
 
     def _call_on_ranks(self, fn, args, kwargs):
@@ -242,6 +245,18 @@ class MeshExtended(symbols.MirroredExtended):
         )
         with step_context.within_ranks(devices=tuple(devices)):
             return super().call_for_each_replica(fn, args, kwargs)
+
+    def _shared_call(self, fn):
+        """None where a replica has to call the model itself."""
+        model = whole.model_of(fn)
+        if (
+            tf.executing_eagerly()
+            or getattr(fn, "__name__", "") != "train_step"
+            or not isinstance(model, SharedModel)
+            or not can_share(self, model)
+        ):
+            return None
+        return SharedCall(model)
 
     def _shared_updates(self):
         """None where XLA may compile the step: as a whole, or in clusters."""

@@ -11,7 +11,9 @@ from typing import Any
 
 import keras
 
+from tfscale._internals import attributes
 from tfscale._internals import fitting
+from tfscale.adapters.shared_model import SharedModel
 
 _SECONDS = 10.0
 # The epochs of calls of `fit` that have a thread.
@@ -30,13 +32,19 @@ def tell_if_long(model: keras.Model, mesh: Any) -> None:
     if not params.get("verbose"):
         return
     _watched.add(call.epochs)
-    sizes = zip(mesh.axis_names, mesh.shape)
-    axes = ", ".join(f"{name}={size}" for name, size in sizes if size > 1)
+    sizes = dict(zip(mesh.axis_names, mesh.shape))
+    sizes = {name: size for name, size in sizes.items() if size > 1}
+    axes = ", ".join(f"{name}={size}" for name, size in sizes.items())
     where = f"a mesh of {axes}" if axes else "one device"
     line = (
         f"Tracing and compiling the first step of {model.name!r} for {where}: "
         "later steps begin at once."
     )
+    if "data" in sizes and _can_be_a_stage(model):
+        line += (
+            " Each replica is traced; a `tfscale.PipelineModel(model, "
+            "num_microbatches=1)` is traced once for all."
+        )
     arguments = (
         line,
         threading.get_ident(),
@@ -44,6 +52,15 @@ def tell_if_long(model: keras.Model, mesh: Any) -> None:
         fitting.steps_begun(call.epochs),
     )
     threading.Thread(target=_tell, args=arguments, daemon=True).start()
+
+
+def _can_be_a_stage(model):
+    """Whether that helps, and does not change what a step is."""
+    return (
+        not isinstance(model, SharedModel)
+        and attributes.functional_of(model) is not None
+        and attributes.is_step_of_keras(model.train_step)
+    )
 
 
 def _tell(line, thread, epochs_of, begun):

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfscale._internals import fitting
 from tfscale._internals import symbols
 from tfscale.adapters.compiled_model import adapt_compiled_model
+from tfscale.adapters.shared_model import adapt_shared_model
+from tfscale.adapters.shared_model import can_share
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
@@ -242,6 +244,8 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 without_call.build(model)
             if self._is_compiled_in_clusters(model):
                 adapt_compiled_model(model)
+            elif can_share(self.extended, model):
+                adapt_shared_model(model)
         return Scope(super().scope(), model)
 
     def _is_compiled_in_clusters(self, model):

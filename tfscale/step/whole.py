@@ -28,7 +28,9 @@ from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
 
 
-def prepared(fn: Callable, is_divided: bool) -> Callable:
+def prepared(
+    fn: Callable, is_divided: bool, shared_call: Any = None
+) -> Callable:
     """The function to run in place of a step on shards of a batch.
 
     Only a step of a model (`model.train_step`) has a known batch. `is_divided`
@@ -51,7 +53,8 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
                 return _predict(predicting, fn, *args, **kwargs)
             if model is None:
                 return fn(*args, **kwargs)
-            logs = _run_on_shard(model, fn, is_divided, *args, **kwargs)
+            with step_context.within(shared_call=shared_call):
+                logs = _run_on_shard(model, fn, is_divided, *args, **kwargs)
             if not is_divided:
                 _count_once(model)
             return logs
