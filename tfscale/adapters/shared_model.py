@@ -10,7 +10,7 @@ from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import instances
 from tfscale.adapters.model import MeshModel
-from tfscale.graphs.function_options import no_grappler
+from tfscale.graphs.function_options import assembled
 from tfscale.graphs.function_options import outermost
 
 # Their updates have branches, or assign what no gradient goes into, so that
@@ -74,7 +74,7 @@ class SharedModel(MeshModel):
         """See `keras.Model`; without Grappler if replicas share its call."""
         super().make_train_function(force)
         if can_share(self.distribute_strategy.extended, self):
-            self.train_function = outermost(self.train_function, no_grappler)
+            self.train_function = outermost(self.train_function, assembled)
 
 
 def adapt_shared_model(model: keras.Model) -> None:

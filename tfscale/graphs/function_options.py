@@ -22,6 +22,23 @@ def no_grappler() -> contextlib.AbstractContextManager[None]:
     return _of_thread(turn_off)
 
 
+def assembled() -> contextlib.AbstractContextManager[None]:
+    """Within it, this thread calls functions of operations that are optimized.
+
+    Grappler only adds the operations of functions that are called, and drops
+    control dependencies that follow from others: between devices each is a
+    message.
+    """
+
+    def keep(config):
+        options = config.graph_options.rewrite_options
+        options.optimizers[:] = ["function", "dependency"]
+        options.meta_optimizer_iterations = options.ONE
+        options.disable_tfg_optimizer = True
+
+    return _of_thread(keep)
+
+
 def clusters() -> contextlib.AbstractContextManager[None]:
     """Within it, XLA compiles clusters of the functions of this thread."""
 

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.collectives.device_names import are_accelerators
+from tfscale.graphs.function_options import assembled
 from tfscale.graphs.function_options import no_grappler
 from tfscale.mesh.strategy import MeshStrategy
 from tfscale.pipeline.running.step import StepResult
@@ -100,7 +101,7 @@ def measure_step(
     )
     steps = []
     for _ in range(_UNMEASURED + _MEASURED):
-        with no_grappler():
+        with assembled():
             times = run(batch)[0]
         times = strategy.experimental_local_results(times)[0].numpy()
         steps.append(times - times.min())

@@ -19,7 +19,7 @@ from tfscale.adapters.model import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.context import step_context
 from tfscale.graphs.function_options import clusters
-from tfscale.graphs.function_options import no_grappler
+from tfscale.graphs.function_options import assembled
 from tfscale.graphs.function_options import outermost
 from tfscale.mesh.gradient_reduction import shard_gradient
 from tfscale.mesh.models.wrapped_model import WrappedModel
@@ -275,7 +275,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
         if getattr(function, "is_outermost", False):
             return function
         # To leave Grappler out as well gained nothing.
-        options = clusters if self._has_clusters else no_grappler
+        options = clusters if self._has_clusters else assembled
         return outermost(
             drawing(function),
             lambda: failures.explained(self._plan.stages),
