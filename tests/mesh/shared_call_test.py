@@ -92,6 +92,33 @@ def apart():
     )
 
 
+def in_one_execution(model):
+    model.compile("adam", "mse", steps_per_execution=2)
+    model.fit(IMAGES, Y, batch_size=3, shuffle=False, verbose=0)
+
+
+def by_batches(model):
+    for rows in (4, 4, 3):
+        model.train_on_batch(IMAGES[:rows], Y[:rows])
+
+
+def frozen(model):
+    model.layers[1].trainable = False
+    model.compile("adam", "mse")
+    trained(model, IMAGES)
+    model.layers[1].trainable = True
+    model.compile("adam", "mse")
+
+
+def with_lora(model):
+    model.layers[-1].enable_lora(1)
+    model.compile("adam", "mse")
+
+
+def with_other_weights(model):
+    model.set_weights([np.abs(w) * 0.5 for w in model.get_weights()])
+
+
 def on_mesh(build, data=3, optimizer="adam", loss="mse", **options):
     keras.utils.set_random_seed(0)
     strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=data), **options)
@@ -180,6 +207,29 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
         self.assert_as_apart(
             build, IMAGES, optimizer=lambda: keras.optimizers.SGD(0.1)
         )
+
+    @parameterized.named_parameters(
+        (case.__name__, case)
+        for case in (
+            in_one_execution,
+            by_batches,
+            frozen,
+            with_lora,
+            with_other_weights,
+        )
+    )
+    def test_training_goes_on(self, change):
+        def outcome():
+            model = on_mesh(convolutions, optimizer="sgd")
+            before = trained(model, IMAGES)
+            with model.distribute_strategy.scope():
+                change(model)
+            return before, trained(model, IMAGES)
+
+        found = outcome()
+        with apart():
+            wanted = outcome()
+        self.assertAllClose(found, wanted, rtol=1e-9, atol=1e-9)
 
     def times_traced(self, model):
         calls = []

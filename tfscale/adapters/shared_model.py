@@ -71,7 +71,7 @@ class SharedModel(MeshModel):
     train_function: Any
 
     def make_train_function(self, force=False):
-        """See `keras.Model`; without Grappler if replicas share its call."""
+        """See `keras.Model`; of an optimized call if replicas share it."""
         super().make_train_function(force)
         if can_share(self.distribute_strategy.extended, self):
             self.train_function = outermost(self.train_function, assembled)

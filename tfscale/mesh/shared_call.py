@@ -3,8 +3,8 @@
 Forward and backward are most of a step, and the same function of inputs and
 variables on all replicas. It is traced once, Grappler optimizes it once, and
 its operations are added to the step for each replica. With the update, which is
-shared too (update/shared_updates.py), little is left to optimize, and Grappler
-does not see the step again: its time grows faster than the graph.
+shared too (update/shared_updates.py), little is left to optimize. So Grappler
+does little with the step: its time grows faster than the graph.
 """
 
 import collections

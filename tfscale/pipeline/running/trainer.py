@@ -18,8 +18,8 @@ from tfscale.adapters.model import StagedModel
 from tfscale.adapters.model import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.context import step_context
-from tfscale.graphs.function_options import clusters
 from tfscale.graphs.function_options import assembled
+from tfscale.graphs.function_options import clusters
 from tfscale.graphs.function_options import outermost
 from tfscale.mesh.gradient_reduction import shard_gradient
 from tfscale.mesh.models.wrapped_model import WrappedModel
@@ -221,7 +221,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
         return y, sample_weight
 
     def make_train_function(self, force: bool = False) -> Any:
-        """See `keras.Model`; the function is run without Grappler."""
+        """See `keras.Model`; of stages that are optimized."""
         self._follow_variables()
         with self._compiled_here():
             super().make_train_function(force)
@@ -235,7 +235,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """See `keras.Model`; the function is run without Grappler."""
+        """See `keras.Model`; of stages that are optimized."""
         self._follow_variables()
         with self._compiled_here():
             super().make_test_function(force)
@@ -243,7 +243,7 @@ class PipelineTrainer(WrappedModel, StagedModel):
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """See `keras.Model`; the function is run without Grappler."""
+        """See `keras.Model`; of stages that are optimized."""
         checks.check_predictions(self.model)
         self._follow_variables()
         with self._compiled_here():
