@@ -4,6 +4,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -218,9 +219,10 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
             with_other_weights,
         )
     )
+    @pytest.mark.crossing(every=2)
     def test_training_goes_on(self, change):
         def outcome():
-            model = on_mesh(convolutions, optimizer="sgd")
+            model = on_mesh(convolutions, data=2, optimizer="sgd")
             before = trained(model, IMAGES)
             with model.distribute_strategy.scope():
                 change(model)

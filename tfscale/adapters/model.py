@@ -19,7 +19,7 @@ class MeshModel(MeshLayer):
 
     def call(self, *args, **kwargs):
         """See `keras.Model`; by the plan for its inputs on ranks."""
-        shared = step_context.current().shared_call
+        shared = step_context.current().shared.call
         if shared is not None and shared.model is self:
             return shared.run(super().call, args, kwargs)
         if self.sequence_call is None:

@@ -96,14 +96,15 @@ class MeshOptimizer(in_place.Mixin):
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         update, step = super()._backend_update_step, step_context.current()
+        shared = step.shared.updates
         shards = _on_shards(self)
         are_divided = shards is not None and shards.states.are_sharded
         try:
             with _reading_shards(self):
-                if are_divided or not (step.update and step.shared_updates):
+                if are_divided or not (step.update and shared):
                     update(grads, trainable_variables, learning_rate)
                     return
-                step.shared_updates.run(
+                shared.run(
                     lambda grads, rate: update(
                         grads, trainable_variables, rate
                     ),

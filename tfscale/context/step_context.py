@@ -55,6 +55,19 @@ class RankState:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shared:
+    """Traces of the first replica, for all.
+
+    Attributes:
+        updates: The `SharedUpdates`, or None.
+        call: The `SharedCall`, or None.
+    """
+
+    updates: Any = None
+    call: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """A training step of a replica, or of one of its microbatches.
 
@@ -66,8 +79,7 @@ class Step:
         update: The current `Update`, or None: of an optimizer that applies
             summed gradients, or of weights that are loaded on trial.
         ranks: How layers use variables on model ranks.
-        shared_updates: The `SharedUpdates` of replicas, or None.
-        shared_call: The `SharedCall` of replicas, or None.
+        shared: Traces that replicas share.
     """
 
     batch_shard: Any = None
@@ -75,8 +87,7 @@ class Step:
     gradient_capture: Any = None
     update: "Update | None" = None
     ranks: RankState = RankState()
-    shared_updates: Any = None
-    shared_call: Any = None
+    shared: Shared = Shared()
 
     @property
     def sees_one_device(self) -> bool:

@@ -229,40 +229,37 @@ class MeshExtended(symbols.MirroredExtended):
             fn = whole.explaining(whole.with_input_dependencies(fn))
             if self._num_replicas_in_sync > 1:
                 prepare(fn)
-                fn = whole.prepared(fn, is_divided, self._shared_call(fn))
+                fn = whole.prepared(fn, is_divided)
         return self._call_on_ranks(fn, args, kwargs)
 
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
-        fn = whole.on_thread(fn, self._strategy(), self._shared_updates())
+        fn = whole.on_thread(fn, self._strategy(), self._shared(fn))
         return super().call_for_each_replica(fn, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
         fn = whole.on_thread(
-            fn, self._strategy(), self._shared_updates(), are_ranks=True
+            fn, self._strategy(), self._shared(fn), are_ranks=True
         )
         with step_context.within_ranks(devices=tuple(devices)):
             return super().call_for_each_replica(fn, args, kwargs)
 
-    def _shared_call(self, fn):
-        """None where a replica has to call the model itself."""
-        model = whole.model_of(fn)
-        if (
-            tf.executing_eagerly()
-            or getattr(fn, "__name__", "") != "train_step"
-            or not isinstance(model, SharedModel)
-            or not can_share(self, model)
-        ):
-            return None
-        return SharedCall(model)
-
-    def _shared_updates(self):
-        """None where XLA may compile the step: as a whole, or in clusters."""
+    def _shared(self, fn):
+        """Nothing where XLA may compile the step, as a whole or in clusters."""
         if not self.is_of_several_devices or function_options.have_clusters():
-            return None
-        return SharedUpdates()
+            return step_context.Shared()
+        model = whole.model_of(fn)
+        has_call = (
+            not tf.executing_eagerly()
+            and getattr(fn, "__name__", "") == "train_step"
+            and isinstance(model, SharedModel)
+            and can_share(self, model)
+        )
+        return step_context.Shared(
+            SharedUpdates(), SharedCall(model) if has_call else None
+        )
 
     def measure_gradients(self, noise: Any) -> None:
         """Has a `GradientNoise` see gradients before and after they are summed.

@@ -28,9 +28,7 @@ from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
 
 
-def prepared(
-    fn: Callable, is_divided: bool, shared_call: Any = None
-) -> Callable:
+def prepared(fn: Callable, is_divided: bool) -> Callable:
     """The function to run in place of a step on shards of a batch.
 
     Only a step of a model (`model.train_step`) has a known batch. `is_divided`
@@ -53,8 +51,7 @@ def prepared(
                 return _predict(predicting, fn, *args, **kwargs)
             if model is None:
                 return fn(*args, **kwargs)
-            with step_context.within(shared_call=shared_call):
-                logs = _run_on_shard(model, fn, is_divided, *args, **kwargs)
+            logs = _run_on_shard(model, fn, is_divided, *args, **kwargs)
             if not is_divided:
                 _count_once(model)
             return logs
@@ -134,7 +131,7 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
 def on_thread(
     fn: Callable,
     strategy: tf.distribute.Strategy,
-    shared_updates: Any,
+    shared: step_context.Shared,
     are_ranks: bool = False,
 ) -> Callable:
     """The function, for threads that call layers in turns, without seeds.
@@ -156,7 +153,7 @@ def on_thread(
         graph = tf.compat.v1.get_default_graph() if are_ranks else None
         with (
             seeded(),
-            step_context.within(shared_updates=shared_updates),
+            step_context.within(shared=shared),
             step_context.within_ranks(graph=graph),
         ):
             return fn(*args, **kwargs)

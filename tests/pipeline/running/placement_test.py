@@ -61,8 +61,15 @@ def short(device):
 
 
 def stages_of(partition):
-    """The stages that the operations of one device belong to, by name."""
-    found = (re.search("/stage_([0-9]+)/", n.name) for n in partition.node)
+    """The stages that the operations of one device belong to, by name.
+
+    TensorFlow names what receives a tensor after the tensor.
+    """
+    found = (
+        re.search("/stage_([0-9]+)/", node.name)
+        for node in partition.node
+        if node.op != "_Recv"
+    )
     return {int(match[1]) for match in found if match}
 
 
