@@ -1,5 +1,6 @@
 """A model's call is traced by one replica, and made by all."""
 
+import functools
 from unittest import mock
 
 import keras
@@ -82,6 +83,18 @@ def regularized():
             layers.Dense(2, trainable=False),
         ]
     )
+
+
+class Doubling:
+    def __call__(self, x):
+        return x * 2
+
+
+def with_another_call():
+    layer = layers.Dense(4)
+    call = layer.call
+    layer.call = functools.wraps(call)(lambda *args, **kwargs: call(*args))
+    return layer
 
 
 def apart():
@@ -257,6 +270,8 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("lambda", lambda: layers.Lambda(lambda x: x * 2)),
         ("activation", lambda: layers.Dense(4, lambda x: x * 2)),
+        ("object", lambda: layers.Dense(4, Doubling())),
+        ("call", with_another_call),
         ("class", lambda: type("Mine", (layers.Dense,), {})(4)),
         ("loss", lambda: layers.Dense(4, activity_regularizer="l2")),
         ("sums", lambda: layers.BatchNormalization(synchronized=True)),

@@ -1,7 +1,5 @@
 """A model whose replicas share the trace of its call."""
 
-import functools
-import types
 from typing import Any
 
 import keras
@@ -46,17 +44,15 @@ def can_share(extended: Any, model: keras.Model) -> bool:
 
 def _is_of_keras(operation):
     """Whether an operation is Keras' own, and knows no other replica's rows."""
+    values = instances.attributes_of(operation)
     return (
         _is_in_keras(operation.__class__)
+        and "call" not in values
         and not isinstance(operation, _NOT_PURE)
         and not getattr(operation, "synchronized", False)
         and getattr(operation, "activity_regularizer", None) is None
         and getattr(operation, "quantization_mode", None) is None
-        and all(
-            _is_in_keras(value)
-            for value in instances.attributes_of(operation).values()
-            if isinstance(value, types.FunctionType | functools.partial)
-        )
+        and all(map(_is_in_keras, filter(callable, values.values())))
     )
 
 
