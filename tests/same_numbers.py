@@ -16,11 +16,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 
 import tfscale
+from tfscale.adapters import shared_model
 from tfscale.adapters.function import for_any_rows
 from tfscale.adapters.row_optimizer import adapt_dense_optimizer
 from tfscale.comparison.training import reset
@@ -254,6 +256,15 @@ def assert_close(actual, expected, name="", rtol=RTOL, initial=0.0):
     np.testing.assert_allclose(
         actual, expected, rtol=0, atol=rtol * largest, err_msg=name
     )
+
+
+def calls_of_each_replica():
+    """Within it replicas do not share the trace of a model's call.
+
+    With ZeRO or offload they do not, and TensorFlow rounds otherwise what it
+    optimizes as another graph.
+    """
+    return mock.patch.object(shared_model, "_NOT_SHARED", (keras.Optimizer,))
 
 
 def assert_equal(test, expected: Outcome, actual: Outcome):

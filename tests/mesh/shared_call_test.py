@@ -11,8 +11,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tests import same_numbers
 from tfscale.adapters import shared_model
-from tfscale.mesh.shared_call import SharedCall
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.normal(size=(11, 8, 8, 3)).astype("float32")
@@ -97,15 +97,6 @@ def with_another_call():
     return layer
 
 
-def apart():
-    """A replica calls the model itself."""
-    return mock.patch.object(
-        SharedCall,
-        "run",
-        lambda self, call, args, kwargs: call(*args, **kwargs),
-    )
-
-
 def in_one_execution(model):
     model.compile("adam", "mse", steps_per_execution=2)
     model.fit(IMAGES, Y, batch_size=3, shuffle=False, verbose=0)
@@ -162,7 +153,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
 
     def assert_as_apart(self, build, x, y=Y, **options):
         found = trained(on_mesh(build, **options), x, y)
-        with apart():
+        with same_numbers.calls_of_each_replica():
             wanted = trained(on_mesh(build, **options), x, y)
         rtol = 1e-2 if build is in_bfloat16 else 1e-9
         self.assertAllClose(found[0], wanted[0], rtol=rtol)
@@ -242,7 +233,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
             return before, trained(model, IMAGES)
 
         found = outcome()
-        with apart():
+        with same_numbers.calls_of_each_replica():
             wanted = outcome()
         self.assertAllClose(found, wanted, rtol=1e-9, atol=1e-9)
 
@@ -263,7 +254,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
             self.times_traced(on_mesh(convolutions, count)) for count in (2, 4)
         )
         self.assertEqual(on_four, on_two)
-        with apart():
+        with same_numbers.calls_of_each_replica():
             each = self.times_traced(on_mesh(convolutions, 4))
         self.assertEqual(each, on_four + 3)
 

@@ -193,13 +193,15 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @pytest.mark.crossing(every=3)
     def test_elementwise_updates_are_equal_to_the_last_bit(self, name):
         """To those of replicas that all have whole slots."""
-        whole = same_numbers.on_zero(JOBS[name], 2, zero_stage=0)
+        with same_numbers.calls_of_each_replica():
+            whole = same_numbers.on_zero(JOBS[name], 2, zero_stage=0)
         same_numbers.assert_equal(self, whole, sharded(name, 2))
 
     @pytest.mark.crossing
     def test_in_mixed_precision(self):
         job = dataclasses.replace(JOBS["adam"], build=mixed)
-        whole = same_numbers.on_zero(job, 2, zero_stage=0)
+        with same_numbers.calls_of_each_replica():
+            whole = same_numbers.on_zero(job, 2, zero_stage=0)
         outcome = same_numbers.on_zero(job, 2)
         same_numbers.assert_equal(self, whole, outcome)
         check_parts(self, outcome, 2)

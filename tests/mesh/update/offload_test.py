@@ -70,7 +70,10 @@ def train(name, stage, offload, data=2, pipeline=None, model=1, **changes):
         optimizer={**MAKE, **MAKE_WHOLE}[name],
         **changes,
     )
-    with fully_sharded_test.small_weights_divided():
+    with (
+        fully_sharded_test.small_weights_divided(),
+        same_numbers.calls_of_each_replica(),
+    ):
         return same_numbers.on_zero(
             job,
             data,
