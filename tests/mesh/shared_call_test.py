@@ -57,12 +57,6 @@ def in_bfloat16():
     return keras.Model(inputs, layers.Dense(2, dtype="float32")(x))
 
 
-def assigning_weights():
-    inputs = keras.Input((8, 8, 3))
-    x = layers.SpectralNormalization(layers.Dense(4))(layers.Flatten()(inputs))
-    return keras.Model(inputs, layers.Dense(2)(x))
-
-
 def normalized():
     normalize = layers.Normalization()
     normalize.adapt(IMAGES)
@@ -164,7 +158,6 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
         ("convolutions", convolutions, IMAGES),
         ("called_twice", called_twice, IMAGES),
         ("in_bfloat16", in_bfloat16, IMAGES),
-        ("assigning_weights", assigning_weights, IMAGES),
         ("regularized", regularized, IMAGES),
         ("normalized", normalized, IMAGES),
         ("masked", masked_tokens, TOKENS, np.ones((11, 6, 2), "float32")),
@@ -266,6 +259,17 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
         ("class", lambda: type("Mine", (layers.Dense,), {})(4)),
         ("loss", lambda: layers.Dense(4, activity_regularizer="l2")),
         ("sums", lambda: layers.BatchNormalization(synchronized=True)),
+        ("weights", lambda: layers.SpectralNormalization(layers.Dense(4))),
+        (
+            "groups",
+            lambda: keras.Sequential(
+                [
+                    layers.Reshape((32, 6)),
+                    layers.Conv1D(4, 1, groups=2),
+                    layers.Flatten(),
+                ]
+            ),
+        ),
         (
             "loop",
             lambda: keras.Sequential([layers.Reshape((8, 24)), layers.GRU(2)]),

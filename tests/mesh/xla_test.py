@@ -1,7 +1,6 @@
 """A step that XLA compiles has the numbers of one that it does not."""
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import json
@@ -164,6 +163,22 @@ on_two_ranks = functools.partial(
     same_numbers.on_ranks, num_ranks=2, layouts=optimizer_test.LAYOUTS
 )
 on_replicas = functools.partial(same_numbers.on_zero, data=2, zero_stage=0)
+
+
+def unfused(one):
+    """Without kernels of several operations, which round float16 once.
+
+    TensorFlow has them on CPUs with instructions for float16.
+    """
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    try:
+        return on_replicas(one)
+    finally:
+        remapping = {"remapping": before.get("remapping", True)}
+        tf.config.optimizer.set_experimental_options(remapping)
+
+
 CASES = {
     "replicas": (MLP, on_replicas),
     # Its loop was an error: TensorFlow computed sizes of slices on CPU:0.
@@ -176,7 +191,7 @@ CROSSING = {
     "convolutions": (job(cnn, IMAGES, CLASSES), on_replicas),
     "a recurrent layer": (job(rnn, SERIES, CLASSES), on_replicas),
     "a loss scale": (job(cnn, IMAGES, CLASSES, optimizer=scaled), on_replicas),
-    "half precision": (job(half, X, X, optimizer=scaled), on_replicas),
+    "half precision": (job(half, X, X, optimizer=scaled), unfused),
     "a lookup": (
         job(own_lookup, WORDS, CLASSES),
         lambda one: on_replicas(with_tensors(one)),
@@ -221,21 +236,6 @@ def strategy_for(**sizes):
     return tfscale.MeshStrategy(mesh, layout_map)
 
 
-@contextlib.contextmanager
-def unfused():
-    """Without kernels of several operations, which round float16 once.
-
-    TensorFlow has them on CPUs with instructions for float16.
-    """
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"remapping": False})
-    try:
-        yield
-    finally:
-        remapping = {"remapping": before.get("remapping", True)}
-        tf.config.optimizer.set_experimental_options(remapping)
-
-
 def clusters_by_device(functions):
     """How many clusters each device has in functions that ran."""
     return collections.Counter(
@@ -249,8 +249,7 @@ def clusters_by_device(functions):
 
 class CompiledStepTest(tf.test.TestCase, parameterized.TestCase):
     def check_has_the_numbers(self, one, run):
-        with unfused():
-            plain = run(one)
+        plain = run(one)
         with executed_functions() as found:
             outcome = run(same_numbers.compiled(one))
         same_numbers.assert_same(

@@ -14,8 +14,22 @@ from tfscale.graphs.function_options import outermost
 # Their updates have branches, or assign what no gradient goes into, so that
 # each replica has its own.
 _NOT_SHARED = (keras.optimizers.LossScaleOptimizer, keras.optimizers.Nadam)
-# They call code of a user's, or functions of a graph.
-_NOT_PURE = (keras.layers.Lambda, keras.layers.RNN)
+# They call code of a user's or functions of a graph, assign weights, or may
+# have a table.
+_NOT_PURE = (
+    keras.layers.Lambda,
+    keras.layers.RNN,
+    keras.layers.SpectralNormalization,
+    keras.layers.IntegerLookup,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+# With several groups each is a function that XLA compiles.
+_CONVOLUTIONS = (
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+)
 
 
 def can_share(extended: Any, model: keras.Model) -> bool:
@@ -49,6 +63,7 @@ def _is_of_keras(operation):
         _is_in_keras(operation.__class__)
         and "call" not in values
         and not isinstance(operation, _NOT_PURE)
+        and not (isinstance(operation, _CONVOLUTIONS) and operation.groups > 1)
         and not getattr(operation, "synchronized", False)
         and getattr(operation, "activity_regularizer", None) is None
         and getattr(operation, "quantization_mode", None) is None
