@@ -22,13 +22,23 @@ DIFFERING = "tests.cluster.differing_worker"
 PROGRAM = "tests.cluster.lost_worker"
 EXITING = "tests.cluster.exiting_worker"
 STANDING = "tests.cluster.standing_worker"
-# What TensorFlow said of it, in some 60 lines. Its log, in C++, has a line or
-# two of a sum that was under way, which nobody but TensorFlow can take out.
+# What TensorFlow said of it, in some 60 lines.
 CASCADE = (
-    r"(?m)^(?!.{0,20}\b[EW]\d{4} ).*"
-    "(Collective ops is aborted|Graph execution error|/tensorflow/python/|"
-    "During handling of|The above exception)"
+    "Collective ops is aborted|Graph execution error|/tensorflow/python/|"
+    "During handling of|The above exception"
 )
+# Its log, in C++, has an entry or two of a sum that was under way, which
+# nobody but TensorFlow can take out. An error that another worker passed on
+# has lines of its own in it.
+_LOG_OF_CPP = (
+    r"(?m)^.{0,20}\b[EW]\d{4} .*\n"
+    "((Additional GRPC error information|:UNKNOWN:|The error could be from)"
+    r".*\n)*"
+)
+
+
+def without_log_of_cpp(text):
+    return re.sub(_LOG_OF_CPP, "", text)
 
 
 def killed_at(text):
@@ -91,7 +101,7 @@ class LostWorkerTest(parameterized.TestCase):
         self.assertRegex(report, r"SIGKILL, as the first. Its last lines:\n")
         self.assertIn("    the last words, at", report)
         self.assertIn("[launch] ending the others: worker 0", report)
-        self.assertNotRegex(output, CASCADE)
+        self.assertNotRegex(without_log_of_cpp(output), CASCADE)
         # The thread of its backup waited for the lost one for ever.
         self.assertNotIn("is there after", output)
         self.assertLess(reported_at - killed_at(output), 15.0)
@@ -109,7 +119,7 @@ class LostWorkerTest(parameterized.TestCase):
                 self.assertRegex(
                     last, r"Received: worker 2 at localhost:\d+ is gone"
                 )
-                self.assertNotRegex(logs[name], CASCADE)
+                self.assertNotRegex(without_log_of_cpp(logs[name]), CASCADE)
 
     @pytest.mark.crossing
     def test_one_that_exits_does_not_wait_for_who_waits_for_it(self):
@@ -118,7 +128,7 @@ class LostWorkerTest(parameterized.TestCase):
         self.assertEqual(codes, {"worker0": 1, "worker1": 3}, str(logs))
         last = logs["worker0"].splitlines()[-1]
         self.assertRegex(last, r"worker 1 at localhost:\d+ has ended while ")
-        self.assertNotRegex(logs["worker0"], CASCADE)
+        self.assertNotRegex(without_log_of_cpp(logs["worker0"]), CASCADE)
         ended_at = float(re.search("ended at (.*)", logs["worker1"]).group(1))
         self.assertLess(ended_at - killed_at(logs["worker1"]), 10.0)
         # TensorFlow took the signal away, and did nothing with it.
