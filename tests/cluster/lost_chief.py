@@ -18,7 +18,7 @@ def lose_worker(folder):
     """Kills worker 0, and returns once that is known."""
     with open(os.path.join(folder, "worker0.pid")) as file:
         os.kill(int(file.read()), signal.SIGKILL)
-    while coordinator._servers.num_ready == 2:
+    while len(coordinator._servers._ready) == 2:
         time.sleep(0.01)
 
 
@@ -43,7 +43,7 @@ def main():
     if way == "a worker comes back":
         lose_worker(folder)
         start_worker(folder)
-        while coordinator._servers.num_ready < 2:
+        while len(coordinator._servers._ready) < 2:
             time.sleep(0.01)
     if way == "a worker comes back late":
         lose_worker(folder)

@@ -427,11 +427,6 @@ class Rendezvous:
                 )
             time.sleep(_POLLING_SECONDS)
 
-    @property
-    def num_ready(self) -> int:
-        """How many of the others serve now."""
-        return len(self._ready)
-
     def end(self, error: BaseException | None = None) -> None:
         """Tells all others that this process ends now, and how.
 

@@ -115,7 +115,6 @@ def _optimizers(model):
 
 
 ROUNDING = 'rounding, or a fault: compare with dtype="float64"'
-NO_GRADIENT = '"Biases without a gradient": only rounding errors'
 
 
 def reason_of(key: Key, differing: Collection[Key], facts: Facts) -> str:

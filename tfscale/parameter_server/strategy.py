@@ -86,11 +86,6 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return len(self._cluster.jobs["worker"])
 
     @property
-    def num_servers(self) -> int:
-        """How many parameter servers the cluster has."""
-        return len(self._cluster.jobs["ps"])
-
-    @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """Hands steps to workers; there is one for each strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)

@@ -40,14 +40,12 @@ class Arrivals:
     """Notes the batches of datasets, on the host.
 
     Attributes:
-        has_tokens: Whether inputs are tokens: integers, `[batch, length]`.
         iterator: The number of the iterator that was created last.
     """
 
     def __init__(self, element_spec):
         self._first = _first_input(element_spec)
         self._tokens = _token_input(element_spec)
-        self.has_tokens = self._tokens is not None
         self.iterator = 0
         ring = np.full((_KEPT, _NUM_COLUMNS), -1.0)
         self._ring = plain_variable(ring, "CPU:0")
