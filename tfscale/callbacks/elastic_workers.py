@@ -263,12 +263,11 @@ class ElasticWorkers(keras.callbacks.Callback):
         ]
         for (start, largest), square, variance in ranges:
             model = Goodput(times, start, square, variance / start)
-            return model.best(1, replicas, largest)[0]
+            return model.best(replicas, largest)
         if size % replicas:
             return 0.0
-        return float(
-            Goodput(times, size, 1.0, 0.0).of(1, replicas, size // replicas)
-        )
+        model = Goodput(times, size, 1.0, 0.0)
+        return float(model.of(replicas, size // replicas))
 
     def get_state(self) -> dict[str, Any]:
         """The state in a `BackupAndRestore`: numbers and lists."""

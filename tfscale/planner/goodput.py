@@ -5,11 +5,10 @@ OSDI 2021, section 3). With k = batch / start, |G|^2 and S of the noise scale
 for batches of `start` rows:
 
     efficiency = (S + |G|^2) / (S / k + |G|^2) / k
-    T = accumulated * T_c + (T_c^g + T_n^g)^(1/g)
-    T_c = a_c + b_c * rows of a replica        T_n = a + b * max(R - 2, 0)
+    T = (T_c^g + T_n^g)^(1/g)
+    T_c = a_c + b_c * rows of a replica        T_n = a_n + b_n * max(R - 2, 0)
 
-a and b differ within and between machines; g is 1 where nothing overlaps, and
-large where all does.
+g is 1 where nothing overlaps, and large where all does.
 """
 
 from collections.abc import Sequence
@@ -30,38 +29,27 @@ class StepTimes(NamedTuple):
 
     compute: float
     compute_per_row: float
-    between: float  # machines
-    between_per_replica: float
-    within: float  # a machine
-    within_per_replica: float
+    exchange: float
+    exchange_per_replica: float
     overlap: float = 1.0
 
-    def seconds(
-        self, machines: Any, replicas: Any, rows: Any, accumulated: Any = 0
-    ) -> np.ndarray:
+    def seconds(self, replicas: Any, rows: Any) -> np.ndarray:
         """Seconds of a step; arguments are integers or arrays of them.
 
-        `rows` are those of a replica in a microbatch, and `accumulated` is the
-        number of microbatches before the last one.
+        `rows` are those of a replica.
         """
         computing = self.compute + self.compute_per_row * np.asarray(rows)
-        sending, each = (
-            np.select(
-                [np.asarray(machines) > 1, np.asarray(replicas) > 1],
-                [between, within],
-                _NOTHING,
-            )
-            for between, within in (
-                (self.between, self.within),
-                (self.between_per_replica, self.within_per_replica),
-            )
+        more = np.maximum(np.asarray(replicas) - 2, 0)
+        sending = np.where(
+            np.asarray(replicas) > 1,
+            self.exchange + self.exchange_per_replica * more,
+            _NOTHING,
         )
-        sending = sending + each * np.maximum(np.asarray(replicas) - 2, 0)
         # Of logarithms: a power of small seconds would be zero.
         both = np.logaddexp(
             self.overlap * np.log(computing), self.overlap * np.log(sending)
         )
-        return accumulated * computing + np.exp(both / self.overlap)
+        return np.exp(both / self.overlap)
 
 
 def efficiency(
@@ -84,9 +72,9 @@ class Goodput(NamedTuple):
     Example: where sending takes no time, and noise is all there is, two
     replicas make twice the progress.
 
-    >>> times = StepTimes(0.0, 0.01, 0.0, 0.0, 1e-9, 0.0)
+    >>> times = StepTimes(0.0, 0.01, 1e-9, 0.0)
     >>> goodput = Goodput(times, start=8, square=0.0, variance=1.0)
-    >>> [round(float(goodput.of(1, r, 8))) for r in (1, 2)]
+    >>> [round(float(goodput.of(replicas, 8))) for replicas in (1, 2)]
     [100, 200]
     """
 
@@ -95,44 +83,30 @@ class Goodput(NamedTuple):
     square: float
     variance: float
 
-    def of(
-        self, machines: Any, replicas: Any, rows: Any, accumulated: Any = 0
-    ) -> np.ndarray:
+    def of(self, replicas: Any, rows: Any) -> np.ndarray:
         """The goodput of steps; arguments as in `StepTimes.seconds`."""
-        batch = np.asarray(replicas) * rows * (np.asarray(accumulated) + 1)
+        batch = np.asarray(replicas) * rows
         useful = efficiency(batch, self.start, self.square, self.variance)
-        seconds = self.times.seconds(machines, replicas, rows, accumulated)
-        return batch * useful / seconds
+        return batch * useful / self.times.seconds(replicas, rows)
 
-    def best(
-        self,
-        machines: int,
-        replicas: int,
-        largest: int | None = None,
-        rows: tuple[int, int | None] = (1, None),
-    ) -> tuple[float, int]:
-        """The best goodput of some replicas, and its rows of a replica.
+    def best(self, replicas: int, largest: int) -> float:
+        """The best goodput of some replicas; 0 if they are too many.
 
-        Batches have `start` to `largest` rows, about, and replicas `rows`, the
-        fewest and the most; a goodput of 0 if none does.
+        Batches have `start` to `largest` rows, about.
         """
-        largest = largest or self.start
-        least = max(self.start, rows[0] * replicas)
-        sizes = np.geomspace(least, max(largest, least), _NUM_SIZES)
+        least = max(self.start, replicas)
+        if least > largest:
+            return 0.0
+        sizes = np.geomspace(least, largest, _NUM_SIZES)
         # The tolerance is of the rounding of `geomspace`.
         each = np.unique(np.ceil(sizes / replicas - 1e-8).astype(int))
-        each = each[(each >= rows[0]) & (each <= (rows[1] or largest))]
-        if not each.size or least > largest:
-            return 0.0, least // replicas
-        found = self.of(machines, replicas, each)
-        index = int(np.argmax(found))
-        return float(found[index]), int(each[index])
+        return float(np.max(self.of(replicas, each)))
 
 
 def fitted_times(
     replicas: Sequence[int], rows: Sequence[int], seconds: Sequence[float]
 ) -> StepTimes:
-    """The times of steps on one machine, from some that were measured.
+    """The times of steps, from some that were measured.
 
     It minimizes the squares of the errors of logarithms. A parameter that no
     measurement shows is optimistic, so more replicas are tried: half of
@@ -150,14 +124,12 @@ def fitted_times(
     values[2:][~are_free[2:]] = _NOTHING
 
     def times_of(logs_of_values, overlap):
-        compute, per_row, within, each = map(float, np.exp(logs_of_values))
-        # Links between machines are no faster than those within one.
-        return StepTimes(compute, per_row, within, each, within, each, overlap)
+        return StepTimes(*map(float, np.exp(logs_of_values)), overlap)
 
     def errors(free, overlap):
         point = np.log(values)
         point[are_free] = free
-        predicted = times_of(point, overlap).seconds(1, count, size)
+        predicted = times_of(point, overlap).seconds(count, size)
         # With too few measurements the smaller change is the better one.
         prior = 1e-3 * (free - np.log(values)[are_free])
         return np.concatenate([np.log(predicted) - logs, prior])
