@@ -10,13 +10,9 @@ from tfscale.free_memory import free_bytes
 _SHARE = 0.5  # the model and other pipelines need the rest
 
 
-def budget(*, cgroup="/sys/fs/cgroup", available=None):
-    """Bytes that a cache or a shuffle window may take.
-
-    Half of the free memory of the machine, measured if `available` is None, or
-    of the limit of the control groups if that leaves less.
-    """
-    free = free_bytes(cgroup, available)
+def budget():
+    """Bytes that a cache or a shuffle window may take: half of those free."""
+    free = free_bytes()
     if free is None:  # all memory of the machine
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(free * _SHARE)

@@ -346,7 +346,7 @@ class _Parser:
         def read(first, last):
             return self.read(b"".join(lines[n] for n in others[first:last]))
 
-        failures = unreadable(len(others), read, ValueError)
+        failures = unreadable(len(others), read)
         for number, error in itertools.islice(
             failures, 1 if first_only else None
         ):

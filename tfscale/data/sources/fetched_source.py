@@ -103,7 +103,7 @@ class _File:
                 self._reader = None  # a reader that failed always fails
                 raise
 
-        failures = unreadable(len(self.records), read, ValueError)
+        failures = unreadable(len(self.records), read)
         damaged = [number for number, _ in failures]
         self.records = np.delete(self.records, damaged)
 

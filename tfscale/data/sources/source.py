@@ -191,9 +191,7 @@ def data_loss(message: str) -> tf.errors.DataLossError:
 
 
 def unreadable(
-    count: int,
-    read: Callable[[int, int], Any],
-    error_type: type[Exception] | tuple[type[Exception], ...],
+    count: int, read: Callable[[int, int], Any]
 ) -> Iterator[tuple[int, Exception]]:
     """Numbers and errors of the records at which `read(first, last)` fails."""
     todo = [(0, count)] if count else []
@@ -201,7 +199,7 @@ def unreadable(
         first, last = todo.pop()
         try:
             read(first, last)
-        except error_type as error:
+        except ValueError as error:
             middle = (first + last) // 2
             if last - first == 1:
                 yield first, error
