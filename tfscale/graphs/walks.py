@@ -1,4 +1,4 @@
-"""Walks through a graph, backward and forward."""
+"""Walks through a graph: what can be reached, and what is called."""
 
 from collections.abc import Callable
 from collections.abc import Container
@@ -49,15 +49,3 @@ def ancestors(
         return [each for each in before if each not in stop]
 
     return reachable((op for op in operations if op not in stop), inputs)
-
-
-def descendants(
-    operations: Iterable[tf.Operation],
-) -> dict[tf.Operation, None]:
-    """Operations and their dependents."""
-
-    def consumers(op):
-        for tensor in op.outputs:
-            yield from tensor.consumers()
-
-    return reachable(operations, consumers)
