@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.graphs import walks
 
 # They call a Python function, which exists in one process only.
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
@@ -51,12 +52,7 @@ class Subgraph:
         for node in self.graph_def.node:
             for source in node.input:
                 users[_node_of(source)].append(node.name)
-        late, found = {last}, [last]
-        while found:
-            for user in users[found.pop()]:
-                if user not in late:
-                    late.add(user)
-                    found.append(user)
+        late = walks.reachable([last], lambda name: users[name])
         placeholders = {*self.feeds, *self.captures}
         first, second = (
             tf.compat.v1.GraphDef(
