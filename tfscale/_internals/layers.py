@@ -15,8 +15,6 @@ from tfscale._internals import instances
 
 # The methods of a BatchNormalization's `call`.
 NORMALIZATION_METHODS = ("_moments",)
-# Methods that only read the shapes of a layer's inputs.
-METHODS_OF_SHAPES = ("_compute_attention_mask", "_compute_self_attention_mask")
 
 
 @dataclasses.dataclass(frozen=True)

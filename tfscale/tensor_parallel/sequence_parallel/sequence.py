@@ -28,7 +28,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale._internals import layers
 from tfscale._internals import symbols
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
@@ -174,11 +173,11 @@ class Boundary:
 def attach_boundaries(layer: keras.Layer) -> None:
     """Puts boundaries around `call`, and methods that read shapes; once."""
     if boundary_of(layer) is None:
-        adapt_layer(layer, sequence_boundary=Boundary(layer))
-        if any(
-            hasattr(layer.__class__, name) for name in layers.METHODS_OF_SHAPES
-        ):
-            layer.mask_boundary = Boundary(layer, of_shapes=True)
+        adapt_layer(
+            layer,
+            sequence_boundary=Boundary(layer),
+            mask_boundary=Boundary(layer, of_shapes=True),
+        )
 
 
 def boundary_of(layer: keras.Layer) -> Boundary | None:
