@@ -39,7 +39,7 @@ class TrainerTest(tf.test.TestCase):
         for part in (*parts, model.optimizer):
             self.assertTrue(part.built)
         self.assertAllEqual(model.get_weights()[0], before[0])
-        tracker = attributes.loss_tracker(model)
+        tracker = model.metrics[0]
         self.assertIs(tracker, model._loss_tracker)
         self.assertEqual(tracker.name, "loss")
         # A metric for each of several losses.

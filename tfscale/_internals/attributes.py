@@ -332,17 +332,6 @@ def compile_loss_of(model: keras.Model) -> Any:
     return model._compile_loss
 
 
-def loss_trackers(model: keras.Model) -> list[keras.Metric]:
-    """Means that a compiled model gives losses."""
-    of_outputs = getattr(model._compile_loss, "metrics", ())
-    return [loss_tracker(model), *of_outputs]
-
-
-def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
-    """The mean that `fit` prints as the loss: the first of all metrics."""
-    return model.metrics[0]
-
-
 def metric_function(metric: keras.metrics.MeanMetricWrapper) -> Any:
     """The function that a metric takes the mean of, with its arguments."""
     return functools.partial(metric._fn, **metric._fn_kwargs)

@@ -130,8 +130,10 @@ def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
         in_place.put(metric, MeshMetric)
     metrics = model.metrics
     if are_on_replicas and runs_microbatches(model):
-        # A pipeline gives its trackers the weights of losses.
-        trackers = attributes.loss_trackers(model)
+        # A pipeline gives the means of its losses the weights of losses.
+        compile_loss = attributes.compile_loss_of(model)
+        of_outputs = getattr(compile_loss, "metrics", ())
+        trackers = [model.metrics[0], *of_outputs]
         metrics = [x for x in metrics if all(x is not y for y in trackers)]
     _adapt_updates(metrics, are_on_replicas)
 

@@ -373,9 +373,8 @@ class PipelineTrainer(WrappedModel, StagedModel):
     def _log(self, step, result, penalty, x, y, sample_weight):
         inputs = result.inputs
         rows = tf.shape(inputs[0])[0]
-        attributes.loss_tracker(self).update_state(
-            result.loss + penalty, sample_weight=rows
-        )
+        # The first of all metrics is the mean of the loss.
+        self.metrics[0].update_state(result.loss + penalty, sample_weight=rows)
         if self._compile_loss is not None:
             # A custom `compute_loss` may be called several times.
             metrics = itertools.cycle(self._compile_loss.metrics)
