@@ -445,14 +445,9 @@ def is_iterator(tensor: tf.Tensor) -> bool:
 
 def whole_of(variable: tf.Variable) -> tf.Variable:
     """The strategy's variable with this component, or the variable."""
-    container = container_of(variable.handle)
+    reference = getattr(variable.handle, "_distributed_container", None)
+    container = None if reference is None else reference()
     return variable if container is None else container
-
-
-def container_of(handle: tf.Tensor) -> tf.Variable | None:
-    """The variable of a strategy that has a component with this handle."""
-    reference = getattr(handle, "_distributed_container", None)
-    return None if reference is None else reference()
 
 
 def creation_number(variable: tf.Variable) -> int:
