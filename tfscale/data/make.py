@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfscale.data import arguments
 from tfscale.data.caches import memory
 from tfscale.data.chain import caching
 from tfscale.data.chain import chain
@@ -25,6 +25,10 @@ from tfscale.data.order.position import Position
 from tfscale.data.sources.source import Source
 from tfscale.data.sources.source import StreamSource
 from tfscale.data.sources.source import of_worker
+from tfscale.integers import check_integer
+
+_BUILDERS = "arrays, csv, dataset, files, image_folder, text, tfds, ..."
+_INT64 = 1 << 63
 
 
 def pipeline(
@@ -118,13 +122,13 @@ def pipeline(
     >>> [batch.tolist() for batch in dataset.as_numpy_iterator()]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
-    arguments.check_source(source)
-    arguments.check_seed(seed)
-    arguments.check_numbers(
-        batch_size=batch_size, prefetch=prefetch, parallelism=parallelism
-    )
+    _check_source(source)
+    check_integer("seed", seed, -_INT64, "an integer of 64 bits")
+    check_integer("batch_size", batch_size)
+    _check_tuned("prefetch", prefetch, 0)
+    _check_tuned("parallelism", parallelism, 1)
     options = tf.data.Options().merge(options or tf.data.Options())
-    window = arguments.shuffle_window(shuffle)
+    window = _shuffle_window(shuffle)
     context = input_context or tf.distribute.InputContext()
     source, sizes = of_worker(source, shard, context)
     plan = make_plan(
@@ -171,6 +175,36 @@ def pipeline(
     position = Position(seed, plan.end)
     dataset = chain.build(recipe, position)
     return ResumableDataset(dataset, recipe, position)
+
+
+def _check_source(source):
+    """Refuses an object that no builder returned."""
+    if isinstance(source, Source):
+        return
+    advice = f"what a builder of `tfscale.data` returns ({_BUILDERS})"
+    if isinstance(source, tf.data.Dataset):
+        advice = "`tfscale.data.dataset(...)` around it"
+    elif hasattr(source, "__array__"):
+        advice = "`tfscale.data.arrays(...)` around it"
+    raise TypeError(
+        "`source` must be an object that a builder of `tfscale.data` "
+        f"returned. Received: a {type(source).__name__}. Use {advice}."
+    )
+
+
+def _check_tuned(name, value, least):
+    if value != tf.data.AUTOTUNE:
+        rule = f"{least} or more, or `tf.data.AUTOTUNE`"
+        check_integer(name, value, least, rule)
+
+
+def _shuffle_window(shuffle):
+    """The number of records that are mixed at a time; None if not given."""
+    if shuffle is None or isinstance(shuffle, bool | np.bool_):
+        return None
+    rule = "True, False or the number of records mixed at a time, 1 or more"
+    check_integer("shuffle", shuffle, 1, rule)
+    return shuffle
 
 
 def _first_of(source):
