@@ -1,17 +1,16 @@
 """Operations of TensorFlow that draw random numbers, in one table."""
 
-# These draw from a `tf.random.Generator`, those below from hidden state.
-_OF_GENERATORS = (
+_OF_STATE = (
+    # Of a `tf.random.Generator`.
     *("RngReadAndSkip", "RngSkip", "StatefulRandomBinomial"),
     *("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform"),
-)
-_OF_STATE = (
+    # Hidden.
     *("FixedUnigramCandidate", "FractionalAvgPool", "FractionalMaxPool"),
     *("LearnedUnigramCandidate", "LogUniformCandidate", "Multinomial"),
-    *("NonDeterministicInts", "ParameterizedTruncatedNormal", "RandomGamma"),
-    *("RandomPoisson", "RandomShuffle", "RandomStandardNormal"),
-    *("RandomUniform", "SampleDistortedBoundingBox", "TruncatedNormal"),
-    "UniformCandidate",
+    *("NonDeterministicInts", "ParameterizedTruncatedNormal", "RandomCrop"),
+    *("RandomGamma", "RandomPoisson", "RandomShuffle", "RandomStandardNormal"),
+    *("RandomUniform", "SampleDistortedBoundingBox"),
+    *("ThreadUnsafeUnigramCandidate", "TruncatedNormal", "UniformCandidate"),
 )
 # Draw from a seed; beside control flow, nothing else has this prefix.
 _SEEDED = "Stateless"
@@ -27,15 +26,9 @@ ELEMENTWISE = frozenset(
 )
 
 
-def draws_from_generator(op: str) -> bool:
-    """Whether a type of operation draws from a `tf.random.Generator`."""
-    return op.startswith(_OF_GENERATORS)
-
-
 def draws_from_state(op: str) -> bool:
     """Whether a type of operation draws from a state that it changes."""
-    is_drawn = op.startswith((*_OF_GENERATORS, *_OF_STATE))
-    return is_drawn and not op.endswith("Grad")
+    return op.startswith(_OF_STATE) and not op.endswith("Grad")
 
 
 def draws_from_seed(op: str) -> bool:

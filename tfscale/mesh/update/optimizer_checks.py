@@ -95,10 +95,7 @@ def check_draws(
     )
     bodies = (library[name] for name in called)
     for node in itertools.chain(graph_def.node, *bodies):
-        if (
-            random_operations.draws_from_generator(node.op)
-            or "seed2" in node.attr
-        ):
+        if random_operations.draws_from_state(node.op):
             raise ValueError(
                 "An optimizer must update all replicas of a variable by the "
                 f"same numbers. Received: {optimizer.__class__.__name__}, "
