@@ -52,12 +52,8 @@ class NoTensor(NamedTuple):
 def without_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A dataset with `NoTensor` in the place of None."""
     nothing = tf.NoneTensorSpec(), tf.OptionalSpec(None)
-    if not any(
-        spec in nothing for spec in tf.nest.flatten(dataset.element_spec)
-    ):
-        return dataset
     return map_values(
-        dataset, lambda value, spec: NoTensor() if spec in nothing else value
+        dataset, lambda value: NoTensor(), lambda spec: spec in nothing
     )
 
 
@@ -67,15 +63,11 @@ def with_sorted_sparse(dataset: tf.data.Dataset) -> tf.data.Dataset:
     Keras passes SciPy's arrays on in any order. Batches of these cannot be
     divided: `SerializeManySparse` refuses them.
     """
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not any(isinstance(spec, tf.SparseTensorSpec) for spec in specs):
-        return dataset
-
-    def in_order(value, spec):
-        is_sparse = isinstance(spec, tf.SparseTensorSpec)
-        return tf.sparse.reorder(value) if is_sparse else value
-
-    return map_values(dataset, in_order)
+    return map_values(
+        dataset,
+        tf.sparse.reorder,
+        lambda spec: isinstance(spec, tf.SparseTensorSpec),
+    )
 
 
 def with_none(structure: Any) -> Any:
@@ -96,17 +88,22 @@ def spec_of_batch(element_spec: Any) -> Any:
 
 
 def map_values(
-    dataset: tf.data.Dataset, function: Callable[[Any, Any], Any]
+    dataset: tf.data.Dataset,
+    function: Callable[[Any], Any],
+    is_mapped: Callable[[tf.TypeSpec], bool] = lambda spec: True,
 ) -> tf.data.Dataset:
-    """Maps each tensor of an element, or composite tensor, with its spec."""
+    """Maps tensors of an element, and composite tensors, by their specs."""
     structure = dataset.element_spec
-    specs = tf.nest.flatten(structure)
+    are_mapped = [is_mapped(spec) for spec in tf.nest.flatten(structure)]
 
     def of_element(*element):
-        values = map(function, tf.nest.flatten(element), specs)
-        return tf.nest.pack_sequence_as(structure, list(values))
+        values = [
+            function(value) if mapped else value
+            for value, mapped in zip(tf.nest.flatten(element), are_mapped)
+        ]
+        return tf.nest.pack_sequence_as(structure, values)
 
-    return dataset.map(of_element)
+    return dataset.map(of_element) if any(are_mapped) else dataset
 
 
 class SharedIterator(DistributedIterator):

@@ -211,7 +211,7 @@ def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     return datasets.map_values(
         dataset,
-        lambda value, _: tf.nest.map_structure(
+        lambda value: tf.nest.map_structure(
             copy, value, expand_composites=True
         ),
     )
