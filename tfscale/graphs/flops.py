@@ -206,30 +206,15 @@ def _einsum(node, inputs, output):
 
 
 def _convolution(node, inputs, output):
-    # Filter: spatial dims, channels of a group, filters.
-    return _size(output) * math.prod(_dims(inputs[1])[:-1])
-
-
-def _depthwise_convolution(node, inputs, output):
-    return _size(output) * math.prod(_dims(inputs[1])[:-2])
-
-
-def _gradient_of_filter(node, inputs, output):
-    # Inputs: what was convolved, shape of the filter, gradient of the output.
-    return _size(inputs[2]) * math.prod(_dims(output)[:-1])
-
-
-def _gradient_of_depthwise(node, inputs, output):
-    # The filter is an input, or else the output.
-    is_of_inputs = node.op.endswith("BackpropInput")
-    return _depthwise_convolution(
-        node, (None, inputs[1] if is_of_inputs else output), inputs[2]
-    )
-
-
-def _transposed_convolution(node, inputs, output):
-    # Inputs: shape of the output, filter, what is convolved.
-    return _size(inputs[2]) * math.prod(_dims(inputs[1])[:-1])
+    # A convolution and its two gradients multiply equally often. Inputs of a
+    # gradient: what was convolved, the filter, the gradient of the result; what
+    # it is the gradient of is an output, and its input only a shape.
+    *_, gradient = node.op.partition("Backprop")
+    result = inputs[2] if gradient else output
+    kernel = output if gradient.startswith("Filter") else inputs[1]
+    # Spatial dims, channels of a group, filters; or a filter for each channel.
+    num_read = -2 if node.op.startswith("Depthwise") else -1
+    return _size(result) * math.prod(_dims(kernel)[:num_read])
 
 
 def _cudnn_rnn(node, inputs, output):
@@ -253,18 +238,18 @@ _COUNTERS = {
     "BatchMatMulV3": _matmul,
     "Conv": _convolution,
     "Conv2D": _convolution,
-    "Conv2DBackpropFilter": _gradient_of_filter,
-    "Conv2DBackpropInput": _transposed_convolution,
+    "Conv2DBackpropFilter": _convolution,
+    "Conv2DBackpropInput": _convolution,
     "Conv3D": _convolution,
-    "Conv3DBackpropFilterV2": _gradient_of_filter,
-    "Conv3DBackpropInputV2": _transposed_convolution,
+    "Conv3DBackpropFilterV2": _convolution,
+    "Conv3DBackpropInputV2": _convolution,
     "CudnnRNNBackpropV2": _gradient_of_cudnn_rnn,
     "CudnnRNNBackpropV3": _gradient_of_cudnn_rnn,
     "CudnnRNNV2": _cudnn_rnn,
     "CudnnRNNV3": _cudnn_rnn,
-    "DepthwiseConv2dNative": _depthwise_convolution,
-    "DepthwiseConv2dNativeBackpropFilter": _gradient_of_depthwise,
-    "DepthwiseConv2dNativeBackpropInput": _gradient_of_depthwise,
+    "DepthwiseConv2dNative": _convolution,
+    "DepthwiseConv2dNativeBackpropFilter": _convolution,
+    "DepthwiseConv2dNativeBackpropInput": _convolution,
     "Einsum": _einsum,
     "MatMul": _matmul,
 }
