@@ -175,6 +175,18 @@ class FitTest(tf.test.TestCase):
             _, shuffles, _ = found_in_fit(look, shuffle=shuffle)
             self.assertEqual(shuffles, shuffle)
 
+    @holds("ArrayDataAdapter.__init__", "_shuffle")
+    def test_how_arrays_are_batched_is_known(self):
+        def look(epochs, callbacks):
+            return fitting.rows_of_arrays(epochs)
+
+        for size, last in ((2, 2), (3, 1)):
+            found = found_in_fit(look, batch_size=size, shuffle=False)
+            rows = f"of {size} rows, the last {last}"
+            self.assertEqual(found, [rows, "in order"])
+        dataset = tf.data.Dataset.from_tensors((X, X[:, :1]))
+        self.assertEqual(found_in_fit(look, dataset), [])
+
     @holds("DistributedDataset.__init__", "_original_dataset")
     def test_the_source_of_a_distributed_dataset_is_known(self):
         dataset = tf.data.Dataset.from_tensors((X, X[:, :1]))

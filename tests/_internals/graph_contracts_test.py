@@ -385,12 +385,6 @@ class DatasetTest(tf.test.TestCase):
         for made in (
             lambda size: numbers.batch(size).prefetch(1),
             lambda size: numbers.batch(size, num_parallel_calls=2),
-            # As Keras does it with the indices of arrays.
-            lambda size: numbers.flat_map(
-                lambda _: tf.data.Dataset.from_tensor_slices(
-                    tf.reshape(tf.range(2 * size), [2, size])
-                )
-            ),
         ):
             six, seven = (dataset_graph.batch_sizes(made(n)) for n in (6, 7))
             self.assertIn(6, six)

@@ -120,17 +120,9 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
 
 
 def batch_sizes(dataset: tf.data.Dataset) -> list[int]:
-    """The sizes of batches, and the shapes given to `reshape` in functions.
-
-    Keras batches arrays by `reshape`.
-    """
-    sizes = []
-    for stage in stages_of(dataset):
-        if "batch_size" in stage.settings:
-            sizes.append(stage.settings["batch_size"])
-        for nodes in stage.functions:
-            sizes += _shapes_in(nodes)
-    return sizes
+    """The sizes of batches."""
+    settings = (stage.settings for stage in stages_of(dataset))
+    return [each["batch_size"] for each in settings if "batch_size" in each]
 
 
 def without_order(dataset: tf.data.Dataset) -> str | None:
@@ -151,30 +143,17 @@ def calls_python(dataset: tf.data.Dataset) -> bool:
     return any(stage.python for stage in stages_of(dataset))
 
 
-def _constants_in(nodes):
-    return {
+def _seeds_in(nodes) -> Iterator[tuple[int, int]]:
+    known = {
         node.name: tf.make_ndarray(node.attr["value"].tensor)
         for node in nodes
         if node.op == "Const"
     }
-
-
-def _shapes_in(nodes) -> Iterator[int]:
-    known = _constants_in(nodes)
-    for node in nodes:
-        if node.op == "Reshape":
-            shape = known.get(node.input[1].partition(":")[0])
-            if shape is not None:
-                yield from shape.ravel().tolist()
-
-
-def _seeds_in(nodes) -> Iterator[tuple[int, int]]:
-    known = _constants_in(nodes)
     for node in nodes:
         if node.op == "RandomShuffle":
             yield node.attr["seed"].i, node.attr["seed2"].i
         elif node.op.startswith("Shuffle"):
             # The inputs of a dataset: a dataset, the buffer's size, two seeds.
-            seeds = [known.get(x.partition(":")[0]) for x in node.input[2:4]]
-            if None not in seeds:
-                yield int(seeds[0]), int(seeds[1])
+            seeds = [x.partition(":")[0] for x in node.input[2:4]]
+            if all(seed in known for seed in seeds):
+                yield int(known[seeds[0]]), int(known[seeds[1]])

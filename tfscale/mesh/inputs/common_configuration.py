@@ -62,6 +62,8 @@ def _facts_of(call) -> Iterator[tuple[str, str]]:
         if name == "validation_data":
             value = value is not None
         yield f"argument `{name}`", _described(value)
+    # Keras cuts them in a function of a dataset, where no size can be read.
+    yield "batches of arrays", ", ".join(fitting.rows_of_arrays(call.epochs))
     kinds = [
         f"{type(one).__name__} {_described(_settings_of(one))}"
         for one in fitting.callbacks_of(call)
