@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale._internals.stack import Call
 from tfscale._internals.stack import calls
-from tfscale._internals.symbols import DistributedDataset
 from tfscale._internals.symbols import TFEpochIterator
 
 # Private state that callbacks of Keras keep for later steps.
@@ -184,9 +183,7 @@ def source_of_distributed(distributed: Any) -> tf.data.Dataset | None:
     Parameter servers distribute it otherwise, and functions make one for each
     worker.
     """
-    if type(distributed) is not DistributedDataset:
-        return None
-    return distributed._original_dataset
+    return getattr(distributed, "_original_dataset", None)
 
 
 def set_distributed_data(epochs: TFEpochIterator, dataset: Any) -> None:
