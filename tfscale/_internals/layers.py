@@ -13,9 +13,6 @@ import tensorflow as tf
 
 from tfscale._internals import instances
 
-# The methods of a BatchNormalization's `call`.
-NORMALIZATION_METHODS = ("_moments",)
-
 
 @dataclasses.dataclass(frozen=True)
 class AttentionNames:

@@ -20,7 +20,7 @@ from tfscale.tensor_parallel.rules import rules
 from tfscale.variables.of_variable import sharding_of
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-_METHODS = layers.NORMALIZATION_METHODS
+_METHODS = layers.private_methods(keras.layers.BatchNormalization)
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 
 
