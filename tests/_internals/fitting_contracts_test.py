@@ -245,6 +245,25 @@ class FitTest(tf.test.TestCase):
     @holds("PyDatasetAdapter._get_iterator", "_finite_generator")
     @holds("PyDatasetAdapter._finite_generator", "_standardize_batch")
     @holds("OrderedEnqueuer._run", "shuffle", "indices")
+    @holds("ArrayDataAdapter.__init__", *NEW)
+    def test_arrays_are_shuffled_by_the_number_of_an_epoch_if_by_any(self):
+        def read(epoch):
+            epochs = symbols.TFEpochIterator(
+                x=np.arange(64),
+                shuffle=True,
+                distribute_strategy=tf.distribute.get_strategy(),
+            )
+            adapter = epochs.data_adapter
+            releases.set_epoch_of_order(adapter, epoch)
+            batches = [keras.tree.flatten(x) for x in adapter.get_tf_dataset()]
+            return releases.epoch_of_order(adapter), tf.concat(batches, 1)[0]
+
+        tf.random.set_seed(None)
+        (three, order), (_, same), (_, other) = read(3), read(3), read(4)
+        self.assertEqual(three, None if releases.IS_3_15 else 3)
+        self.assertEqual(np.array_equal(order, same), not releases.IS_3_15)
+        self.assertNotAllEqual(order, other)
+
     @holds("PyDatasetAdapter.__init__", *NEW)
     def test_the_order_of_a_py_dataset_is_known_and_can_be_set(self):
         class Rows(keras.utils.PyDataset):

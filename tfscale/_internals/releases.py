@@ -12,9 +12,6 @@ import keras
 
 IS_3_15 = keras.__version__.startswith("3.15.")
 
-# Whether arrays and a `PyDataset` are shuffled by the number of the epoch, and
-# not by random states.
-SHUFFLES_BY_EPOCH = not IS_3_15
 # Whether a step draws its batch itself, in a graph.
 TRACES_ITERATORS = IS_3_15
 
@@ -23,6 +20,8 @@ KERAS = (
     ""
     if IS_3_15
     else """
+trainers.data_adapters.array_data_adapter.ArrayDataAdapter.__init__
+    _epoch: by which arrays are shuffled
 trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter.__init__
     _epoch: by which a `PyDataset` is shuffled
 layers.layer.Layer
@@ -77,7 +76,7 @@ def quantize_of(layer: keras.Layer, method: Callable[..., Any]) -> Any:
 def epoch_of_order(adapter: Any) -> int | None:
     """The number by which a `PyDataset` or arrays are shuffled.
 
-    Until 3.15 there is none.
+    Until 3.15 there is none: random states shuffle.
     """
     return getattr(adapter, "_epoch", None)
 

@@ -93,7 +93,7 @@ def _of_no_dataset(epochs):
         yield "a Python generator makes it"
     elif (
         fitting.shuffles_arrays(epochs)
-        and not releases.SHUFFLES_BY_EPOCH
+        and releases.epoch_of_order(data) is None
         and not _has_global_seed()
     ):
         yield "arrays are shuffled without `keras.utils.set_random_seed`"
