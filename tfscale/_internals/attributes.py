@@ -96,9 +96,7 @@ def writes_old_format() -> bool:
 
 def options_of_process() -> tf.compat.v1.ConfigProto:
     """A copy of the options that `tf.config` has set, such as threads."""
-    config = tf.compat.v1.ConfigProto()
-    config.CopyFrom(symbols.eager_context.context().config)
-    return config
+    return symbols.eager_context.context().config
 
 
 def put_key_value(key: str, value: str) -> None:
