@@ -7,7 +7,7 @@ from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import layers
 from tfscale._internals import symbols
-from tfscale.adapters.model import runs_microbatches
+from tfscale.adapters.model import StagedModel
 from tfscale.context import step_context
 
 
@@ -129,7 +129,7 @@ def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
     for metric in model.metrics:
         in_place.put(metric, MeshMetric)
     metrics = model.metrics
-    if are_on_replicas and runs_microbatches(model):
+    if isinstance(model, StagedModel):
         # A pipeline gives the means of its losses the weights of losses.
         compile_loss = attributes.compile_loss_of(model)
         of_outputs = getattr(compile_loss, "metrics", ())

@@ -87,11 +87,6 @@ class AccumulatedModel(MeshModel):
         return self.tfscale_accumulation.train_step(self, train_step, data)
 
 
-def runs_microbatches(model: keras.Model) -> bool:
-    """Whether a step weighs each of its microbatches by its rows."""
-    return isinstance(model, StagedModel) or is_accumulated(model)
-
-
 def is_accumulated(model: keras.Model) -> bool:
     """Whether a `GradientAccumulation` runs the step."""
     accumulation = getattr(model, "tfscale_accumulation", None)

@@ -17,7 +17,6 @@ from tfscale.adapters.model import StagedModel
 from tfscale.adapters.model import adapt_compile_loss
 from tfscale.adapters.model import adapt_model
 from tfscale.adapters.model import is_accumulated
-from tfscale.adapters.model import runs_microbatches
 from tfscale.adapters.optimizer import adapt_capturing
 from tfscale.adapters.optimizer import optimizers_of
 from tfscale.context import step_context
@@ -47,7 +46,7 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     @functools.wraps(fn)
     def step(*args, **kwargs):
         with batch_norm.noting():
-            if predicting is not None and is_divided:
+            if predicting is not None:
                 return _predict(predicting, fn, *args, **kwargs)
             if model is None:
                 return fn(*args, **kwargs)
@@ -113,17 +112,17 @@ def _run_on_shard(model, fn, is_divided, *args, **kwargs):
     is_of_keras = attributes.is_step_of_keras(
         getattr(model, getattr(fn, "__name__", ""), None)
     )
-    # It weighs losses, and what it logs, itself.
-    has_microbatches = runs_microbatches(model)
+    accumulates = is_accumulated(model)
     batch_shard = BatchShard.of_replica(
         data,
         layers,
         is_common=not is_divided,
-        weighs_loss=is_of_keras or is_accumulated(model),
+        weighs_loss=is_of_keras or accumulates,
     )
     with step_context.within(batch_shard=batch_shard):
         logs = fn(*args, **kwargs)
-        if not is_of_keras and not has_microbatches:
+        # Logs of microbatches are weighed.
+        if not (is_of_keras or accumulates or isinstance(model, StagedModel)):
             logs = keras.tree.map_structure(batch_shard.logged, logs)
     return logs
 
