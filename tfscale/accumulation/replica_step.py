@@ -88,7 +88,7 @@ class ReplicaStep:
         capture.check()
         checks.check_updates(self._model, scope.changed)
         *self._totals, rows = _sums_at_once(
-            noted, [*found, batch_norm.in_its_row(self._rows)]
+            [*found, batch_norm.in_its_row(self._rows)]
         )
         self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
         self._all_rows = tf.reduce_sum(rows)
@@ -246,12 +246,12 @@ class ReplicaStep:
         return logs, capture, noted
 
 
-def _sums_at_once(noted, tensors):
+def _sums_at_once(tensors):
     """Sums over the replicas, of all tensors together."""
-    if noted.num_replicas == 1:
+    if step_context.num_replicas() == 1:
         return tensors
     flat = tf.concat([tf.reshape(x, [-1]) for x in tensors], axis=0)
-    (flat,) = noted.sums([flat])
+    (flat,) = batch_norm.sum_over_replicas([flat])
     sizes = [x.shape.num_elements() for x in tensors]
     sums = zip(tf.split(flat, sizes), tensors)
     return [tf.reshape(vector, x.shape) for vector, x in sums]

@@ -235,14 +235,11 @@ class MeshExtended(symbols.MirroredExtended):
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
-        fn = whole.on_thread(fn, self._strategy(), self._shared(fn))
-        return super().call_for_each_replica(fn, args, kwargs)
+        return self.call_ranks(fn, self._devices, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
-        fn = whole.on_thread(
-            fn, self._strategy(), self._shared(fn), are_ranks=True
-        )
+        fn = whole.on_thread(fn, self._strategy(), self._shared(fn))
         with step_context.within_ranks(devices=tuple(devices)):
             return super().call_for_each_replica(fn, args, kwargs)
 

@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -96,13 +97,9 @@ class NotedMoments:
     Attributes:
         calls: For each call of a layer, in order, its moving averages and the
             moments of its input.
-        num_replicas: Number of replicas whose moments are combined.
     """
 
     def __init__(self):
-        self._context = tf.distribute.get_replica_context()
-        # Stages that are measured are in no replica.
-        self.num_replicas = step_context.num_replicas() if self._context else 1
         self._averages = {}
         self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
         self.graph = tf.compat.v1.get_default_graph()
@@ -126,7 +123,7 @@ class NotedMoments:
             mean, variance = _finite(count, mean, variance)
         moments = pack(count, mean, variance)
         if layer.synchronized:
-            (of_all,) = self.sums([in_its_row(moments)])
+            (of_all,) = sum_over_replicas([in_its_row(moments)])
             return tf.unstack(combined(of_all))[1:]
         if id(layer) not in self._averages:
             # Of this rank's channels.
@@ -136,16 +133,18 @@ class NotedMoments:
         self.calls.append(of_call)
         return mean, variance
 
-    def sums(self, tensors) -> list[tf.Tensor]:
-        """The sums over the replicas of some tensors."""
-        if self.num_replicas == 1:
-            return list(tensors)
-        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
-
     def take(self) -> list[tuple[MovingAverages, tf.Tensor]]:
         """The calls noted since the last `take`."""
         calls, self.calls, self._averages = self.calls, [], {}
         return calls
+
+
+def sum_over_replicas(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums of tensors over the replicas of all workers; in replica context."""
+    if not tensors or step_context.num_replicas() == 1:
+        return list(tensors)
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
 
 def in_its_row(tensor: tf.Tensor) -> tf.Tensor:
@@ -193,7 +192,7 @@ def noting() -> Iterator[NotedMoments]:
     moments = NotedMoments()
     with step_context.within(moments=moments):
         yield moments
-        all_sums_and_statistics(moments.sums, [])
+        all_sums_and_statistics(sum_over_replicas, [])
 
 
 def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
@@ -202,14 +201,12 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     The moments of all layers on a device are one tensor.
     """
     step = step_context.current().moments_in_graph
-    if step is None or not step.calls:
-        return list(all_reduce(tensors)) if tensors else []
-    calls = step.take()
+    calls = [] if step is None else step.take()
     moments = [of_call for _, of_call in calls]
-    if step.num_replicas == 1:
-        sums = list(all_reduce(tensors)) if tensors else []
+    if step_context.num_replicas() > 1:
+        sums, moments = _summed(all_reduce, tensors, moments)
     else:
-        sums, moments = _summed(step, all_reduce, tensors, moments)
+        sums = list(tensors)
     of_layers: dict[int, tuple[MovingAverages, list]] = {}
     for (averages, _), of_call in zip(calls, moments):
         _, found = of_layers.setdefault(id(averages.layer), (averages, []))
@@ -220,7 +217,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     return sums
 
 
-def _summed(step, all_reduce, tensors, moments):
+def _summed(all_reduce, tensors, moments):
     """Sums of tensors, and moments of the rows of all replicas."""
     groups: dict[tuple, list[int]] = {}
     for index, each in enumerate(moments):

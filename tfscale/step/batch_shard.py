@@ -15,7 +15,6 @@ of them runs.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from tfscale.adapters.layer import with_a_row
 from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
 from tfscale.step import losses
+from tfscale.step.batch_norm import sum_over_replicas
 from tfscale.tensor_parallel import layer_losses
 
 
@@ -71,14 +71,13 @@ class BatchShard:
     @classmethod
     def of_replica(cls, data, layers=(), **options) -> "BatchShard":
         """The shard of this replica, whose rows are counted."""
-        context = tf.distribute.get_replica_context()
-        count = step_context.num_replicas()
-        reduce = functools.partial(
-            context.all_reduce, tf.distribute.ReduceOp.SUM
+        return cls(
+            losses.num_rows(data),
+            lambda tensor: sum_over_replicas([tensor])[0],
+            step_context.num_replicas(),
+            layers,
+            **options,
         )
-        total = reduce if count > 1 else tf.identity
-        rows = losses.num_rows(data)
-        return cls(rows, total, count, layers, **options)
 
     def of_batch(self, data) -> "BatchShard":
         """The shard of the same replica of another batch."""

@@ -131,12 +131,11 @@ def on_thread(
     fn: Callable,
     strategy: tf.distribute.Strategy,
     shared: step_context.Shared,
-    are_ranks: bool = False,
 ) -> Callable:
     """The function, for threads that call layers in turns, without seeds.
 
     Outside of functions each draw may have its own generator. A `tf.function`
-    is called unchanged. Model ranks exchange values in the graph of the call.
+    is called unchanged. Threads exchange values in the graph of the call.
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         return fn
@@ -149,7 +148,7 @@ def on_thread(
     def call(*args, **kwargs):
         context = tf.distribute.get_replica_context()
         adapt_replica_context(context, layer_losses.kept)
-        graph = tf.compat.v1.get_default_graph() if are_ranks else None
+        graph = tf.compat.v1.get_default_graph()
         with (
             seeded(),
             step_context.within(shared=shared),

@@ -224,12 +224,6 @@ class PipelineStep:
             with tf.device(component.device):
                 component.assign(tf.cast(value, component.dtype))
 
-    def all_sum(self, tensor) -> tf.Tensor:
-        """The sum of a tensor over the replicas."""
-        if not self.strategy.extended.has_several_replicas:
-            return tensor
-        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
-
     def component(self, variable: keras.Variable) -> tf.Variable:
         """The shard of a variable on this replica and rank."""
         return self.strategy.experimental_local_results(variable.value)[

@@ -82,9 +82,8 @@ class PipelineTrainer(WrappedModel, StagedModel):
             if not isinstance(
                 self.optimizer, keras.optimizers.LossScaleOptimizer
             ):
-                checked = tf.debugging.check_numerics(
-                    step.all_sum(result.loss), failures.NOT_FINITE
-                )
+                (loss,) = batch_norm.sum_over_replicas([result.loss])
+                checked = tf.debugging.check_numerics(loss, failures.NOT_FINITE)
                 stack.enter_context(tf.control_dependencies([checked]))
             noting = stack.enter_context(batch_norm.noting())
             step.assign(result, noting)

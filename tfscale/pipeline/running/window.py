@@ -34,6 +34,7 @@ from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
 from tfscale.schedules.action import Action
 from tfscale.schedules.schedule import Schedule
+from tfscale.step.batch_norm import sum_over_replicas
 
 # Optimizers with states that are of no single variable.
 _OF_ALL = (
@@ -148,9 +149,8 @@ class StageUpdates:
         """The loss of a batch, or an error before it updates anything."""
         with tf.device(self.step.devices[-1]):
             loss, _ = batch.total()
-            return tf.debugging.check_numerics(
-                self.step.all_sum(loss), failures.NOT_FINITE
-            )
+            (loss,) = sum_over_replicas([loss])
+            return tf.debugging.check_numerics(loss, failures.NOT_FINITE)
 
     def _apply(self, stage, gradients):
         variables = [self.step.plan.variables[number] for number in gradients]
