@@ -50,7 +50,7 @@ class ReplicaStep:
         model: keras.Model,
         train_step: Callable[[Any], Any],
         data: Any,
-        num_microbatches: int | None,
+        num_microbatches: int,
         noise: GradientNoise | None,
     ):
         self._replicas = step_context.num_replicas()

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import releases
-from tfscale._internals import symbols
 from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
 
@@ -182,8 +181,7 @@ def _without(missing, output):
 
 
 def _resized(resize, resize_back, tensor, missing):
-    with symbols.record.stop_recording():
-        resized = resize(tensor, missing)
+    resized = resize(tensor, missing)
     resized.set_shape([None, *tensor.shape[1:]])
     backward = _GRADIENTS[resize_back]
     (resized,) = with_gradient(backward, [resized], [tensor, missing])

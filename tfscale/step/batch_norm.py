@@ -27,7 +27,6 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfscale._internals import symbols
 from tfscale.context import step_context
 from tfscale.graphs.with_gradient import with_gradient
 from tfscale.tensor_parallel.rules import rules
@@ -168,9 +167,8 @@ def _finite(count, mean, variance):
     operations, in each layer of each replica.
     """
     given = [mean, variance]
-    with symbols.record.stop_recording():
-        counts = tf.cast(tf.minimum(count, 1), mean.dtype)
-        found = [tf.math.multiply_no_nan(each, counts) for each in given]
+    counts = tf.cast(tf.minimum(count, 1), mean.dtype)
+    found = [tf.math.multiply_no_nan(each, counts) for each in given]
     return with_gradient(_unchanged, found, given)
 
 

@@ -239,9 +239,7 @@ class BatchShard:
 
 def weighed(loss: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """The same loss, its gradient times a factor."""
-    with symbols.record.stop_recording():
-        result = tf.identity(loss)
-    (result,) = with_gradient(_weighed_gradient, [result], [loss, factor])
+    (result,) = with_gradient(_weighed_gradient, [loss], [loss, factor])
     return result
 
 

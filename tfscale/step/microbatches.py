@@ -26,7 +26,7 @@ class Microbatches:
     def __init__(
         self,
         data: Any,
-        num_microbatches: int | None,
+        num_microbatches: int,
         is_compiled: bool = False,
     ):
         self._structure = data
@@ -59,11 +59,8 @@ class Microbatches:
     @property
     def _even_size(self) -> int | None:
         """Rows of each microbatch, if known and all equal."""
-        rows = self._num_known
-        number = self._num_microbatches
-        if not rows or number is None or rows % number:
-            return None
-        return rows // number
+        rows, count = self._num_known, self._num_microbatches
+        return None if not rows or rows % count else rows // count
 
     def split(self) -> list[tuple[tf.Tensor, Any]]:
         """All microbatches, each with how many of its rows count, a scalar.
@@ -71,7 +68,7 @@ class Microbatches:
         Of a batch with fewer rows than there are microbatches, some get a row
         that counts nothing, because many operations fail on no rows.
         """
-        count, size = self._num_microbatches or 1, self._even_size
+        count, size = self._num_microbatches, self._even_size
         if size is not None:
             sizes = [size] * count
             divided = [tf.split(each, count) for each in self._tensors]

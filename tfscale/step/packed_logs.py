@@ -26,25 +26,23 @@ class PackedLogs:
     ):
         self._graph = tf.compat.v1.get_default_graph()
         self._means = means
-        # Kept, so that no other object gets their ids.
         self._values = [
             (value, tensors)
             for value in tf.nest.flatten(logs)
             if _are_numbers(tensors := local_values(value))
         ]
-        self._found: dict[int, tf.Tensor] | None = None
+        self._found: list[tf.Tensor] | None = None
 
     def take(self, value: Any) -> tf.Tensor | None:
         """The mean of a number of the step; None for any other value."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
-        if not any(value is each for each, _ in self._values):
-            return None
-        if self._found is None:
-            means = self._means([values for _, values in self._values])
-            ids = [id(each) for each, _ in self._values]
-            self._found = dict(zip(ids, means))
-        return self._found[id(value)]
+        for index, (each, _) in enumerate(self._values):
+            if each is value:
+                if self._found is None:
+                    self._found = self._means([x for _, x in self._values])
+                return self._found[index]
+        return None
 
 
 def _are_numbers(values):
