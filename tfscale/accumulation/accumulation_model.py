@@ -8,7 +8,6 @@ import keras
 from tfscale.accumulation.loop import run_microbatches
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.adapters.function import for_any_rows
-from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.mirrored_strategy import adapt_strategy
 from tfscale.adapters.model import adapt_accumulated_model
 from tfscale.mesh.gradient_noise import GradientNoise
@@ -74,4 +73,3 @@ def adapt(model: keras.Model) -> None:
     adapt_strategy(model.distribute_strategy)
     adapt_accumulated_model(model)
     adapt_to_shards(model)
-    adapt_metrics(model, are_on_replicas=False)

@@ -30,7 +30,7 @@ class MeshMetric(in_place.Mixin):
 
 
 class ReplicatedMetric(in_place.Mixin):
-    """A custom metric on replicas, which may have no row."""
+    """A custom metric of parts of a batch, which may have no row."""
 
     def update_state(self, *args, **kwargs):
         """See `keras.Metric.update_state`; of no rows nothing is kept."""
@@ -121,11 +121,8 @@ def _with_open_rows(x):
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
-def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
-    """Has metrics tell a step their results, and be updated by parts of it.
-
-    Only replicas may have no row, which custom ones are not written for.
-    """
+def adapt_metrics(model: keras.Model) -> None:
+    """Has metrics tell a step their results, and be updated by parts of it."""
     for metric in model.metrics:
         in_place.put(metric, MeshMetric)
     metrics = model.metrics
@@ -135,10 +132,10 @@ def adapt_metrics(model: keras.Model, are_on_replicas: bool) -> None:
         of_outputs = getattr(compile_loss, "metrics", ())
         trackers = [model.metrics[0], *of_outputs]
         metrics = [x for x in metrics if all(x is not y for y in trackers)]
-    _adapt_updates(metrics, are_on_replicas)
+    _adapt_updates(metrics)
 
 
-def _adapt_updates(metrics, are_on_replicas):
+def _adapt_updates(metrics):
     for metric in metrics:
         update_state = metric.__class__.update_state
         if update_state is keras.metrics.Mean.update_state:
@@ -146,8 +143,7 @@ def _adapt_updates(metrics, are_on_replicas):
         elif update_state is keras.metrics.MeanMetricWrapper.update_state:
             in_place.put(metric, FunctionMetric)
         elif not layers.is_of_keras(update_state):
-            if are_on_replicas:
-                in_place.put(metric, ReplicatedMetric)
+            in_place.put(metric, ReplicatedMetric)
             continue
         # Metrics given to `compile` are inside one of Keras.
-        _adapt_updates(getattr(metric, "metrics", ()), are_on_replicas)
+        _adapt_updates(getattr(metric, "metrics", ()))

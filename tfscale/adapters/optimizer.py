@@ -97,11 +97,9 @@ class MeshOptimizer(in_place.Mixin):
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         update, step = super()._backend_update_step, step_context.current()
         shared = step.shared.updates
-        shards = _on_shards(self)
-        are_divided = shards is not None and shards.states.are_sharded
         try:
             with _reading_shards(self):
-                if are_divided or not (step.update and shared):
+                if step.update is None or shared is None:
                     update(grads, trainable_variables, learning_rate)
                     return
                 shared.run(

@@ -244,8 +244,12 @@ class MeshExtended(symbols.MirroredExtended):
             return super().call_for_each_replica(fn, args, kwargs)
 
     def _shared(self, fn):
-        """Nothing where XLA may compile the step, as a whole or in clusters."""
-        if not self.is_of_several_devices or function_options.have_clusters():
+        """Nothing where XLA may compile the step, or replicas divide slots."""
+        if (
+            not self.is_of_several_devices
+            or function_options.have_clusters()
+            or self.optimizer_states.are_sharded
+        ):
             return step_context.Shared()
         model = whole.model_of(fn)
         has_call = (

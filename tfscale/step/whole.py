@@ -37,9 +37,7 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     predicting = attributes.predicting_model(fn)
     if model is not None:
         _check_metrics(model)
-        adapt_metrics(model, are_on_replicas=True)
-        if not isinstance(model, StagedModel):
-            adapt_to_shards(model)
+        adapt_to_shards(model)
     elif predicting is not None:
         adapt_layers(attributes.flatten_layers(predicting))
 
@@ -61,8 +59,11 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
 def adapt_to_shards(model: keras.Model) -> None:
     """Has a compiled model, its losses and its layers work on shards.
 
-    Layers that `fit` builds are not known before.
+    Layers that `fit` builds are not known before. A pipeline adapts its own.
     """
+    adapt_metrics(model)
+    if isinstance(model, StagedModel):
+        return
     adapt_model(model)
     adapt_compile_loss(attributes.compile_loss_of(model))
     adapt_layers(attributes.flatten_layers(model))
