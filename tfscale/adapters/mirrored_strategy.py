@@ -56,9 +56,7 @@ class MeshReplicaContext(in_place.Mixin):
             # operation on one device.
             return value
         tensors = tf.nest.flatten(value)
-        if not (
-            extended.has_several_replicas or extended.num_model_ranks > 1
-        ) or any(isinstance(x, tf.IndexedSlices) for x in tensors):
+        if any(isinstance(x, tf.IndexedSlices) for x in tensors):
             return super().all_reduce(reduce_op, value, options)
         tensors = [tf.convert_to_tensor(x) for x in tensors]
 

@@ -52,7 +52,7 @@ def combined(moments: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class MovingAverages:
-    """The moving averages of a layer before its first call in a step."""
+    """The moving averages of a layer before a call in a step."""
 
     layer: keras.layers.BatchNormalization
     before: tuple[tf.Tensor, tf.Tensor]
@@ -99,7 +99,6 @@ class NotedMoments:
     """
 
     def __init__(self):
-        self._averages = {}
         self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
         self.graph = tf.compat.v1.get_default_graph()
 
@@ -124,17 +123,14 @@ class NotedMoments:
         if layer.synchronized:
             (of_all,) = sum_over_replicas([in_its_row(moments)])
             return tf.unstack(combined(of_all))[1:]
-        if id(layer) not in self._averages:
-            # Of this rank's channels.
-            averages = MovingAverages.of(layer, mean.shape.num_elements())
-            self._averages[id(layer)] = averages
-        of_call = self._averages[id(layer)], tf.stop_gradient(moments)
-        self.calls.append(of_call)
+        # Of this rank's channels.
+        averages = MovingAverages.of(layer, moments.shape[1])
+        self.calls.append((averages, tf.stop_gradient(moments)))
         return mean, variance
 
     def take(self) -> list[tuple[MovingAverages, tf.Tensor]]:
         """The calls noted since the last `take`."""
-        calls, self.calls, self._averages = self.calls, [], {}
+        calls, self.calls = self.calls, []
         return calls
 
 
@@ -207,6 +203,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
         sums = list(tensors)
     of_layers: dict[int, tuple[MovingAverages, list]] = {}
     for (averages, _), of_call in zip(calls, moments):
+        # Keras changes the averages in each call: those of the first count.
         _, found = of_layers.setdefault(id(averages.layer), (averages, []))
         found.append(of_call)
     for averages, found in of_layers.values():

@@ -159,14 +159,13 @@ class BatchShard:
             return times(loss, losses.counts(self.rows))
         # A vector is logged as a mean, and minimised as a sum.
         factor = tf.math.divide_no_nan(self.counts(self.rows), self.share)
-        return weighed(loss, tf.cast(factor, loss.dtype))
+        return weighed(loss, factor)
 
     def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """A loss whose gradient counts by the rows, if `weighs_loss`."""
         if not self.weighs_loss:
             return loss
-        loss = tf.convert_to_tensor(loss)
-        return weighed(loss, tf.cast(self.share, loss.dtype))
+        return weighed(tf.convert_to_tensor(loss), self.share)
 
     def weigh(self, gradient: Any) -> Any:
         """A gradient that counts by the rows.
