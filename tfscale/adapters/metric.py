@@ -17,15 +17,13 @@ class MeshMetric(in_place.Mixin):
     def result(self):
         """See `keras.Metric.result`; in replica context of all replicas."""
         step = step_context.current()
-        if step.batch_shard_in_graph is None:
-            result = super().result()
-        else:
-            result = step.batch_shard.metrics_of_all(super().result)
-        if step.gradient_capture is not None:
+        capture, shard = step.gradient_capture, step.batch_shard_in_graph
+        if capture is None and shard is not None:
+            return shard.metrics_of_all(super().result)
+        result = super().result()
+        if capture is not None:
             values = keras.tree.flatten(result)
-            step.gradient_capture.results += [
-                (x, self, i) for i, x in enumerate(values)
-            ]
+            capture.results += [(x, self, i) for i, x in enumerate(values)]
         return result
 
 

@@ -94,8 +94,7 @@ def is_accumulated(model: keras.Model) -> bool:
 
 
 def _check_writes(model, filepath):
-    extended = getattr(model.distribute_strategy, "extended", None)
-    workers = getattr(extended, "workers", None)
+    workers = getattr(model.distribute_strategy.extended, "workers", None)
     if workers is None:
         return
     path = str(filepath)

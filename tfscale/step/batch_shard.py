@@ -221,15 +221,13 @@ class BatchShard:
         """Calls `compute` with metrics that are summed over replicas.
 
         The mean of what each of them has would not be of the rows, if they
-        have different numbers of these. Only the replica's own in a microbatch,
-        for rows that all replicas have, and over workers.
+        have different numbers of these. Only the replica's own for rows that
+        all replicas have, and over workers.
         """
-        strategy = tf.distribute.get_strategy()
         if (
             self.is_common
             or self.num_replicas == 1
-            or getattr(strategy.extended, "workers", True) is not None
-            or step_context.current().gradient_capture is not None
+            or tf.distribute.get_strategy().extended.workers is not None
         ):
             return compute()
         context = tf.distribute.get_replica_context()
