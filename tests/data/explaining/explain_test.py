@@ -1,5 +1,6 @@
 """`explain` must name what was planted, in the user's words."""
 
+import dataclasses
 import json
 import os
 import time
@@ -101,6 +102,23 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         texts = [s.text for s in explanation.suggestions if s.gain > 1.3]
         self.assertIn("num_parallel_calls=AUTOTUNE for the interleave", texts)
 
+    def test_no_prefetch(self):
+        options = tf.data.Options()
+        # tf.data would add one of its own accord.
+        options.experimental_optimization.inject_prefetch = False
+        # A map before `batch` would be fused with it, and run ahead.
+        batches = _range().batch(_BATCH).map(lambda x: x[0])
+        dataset = batches.map(_sleepy(16)).with_options(options)
+        explanation = data.explain(dataset, seconds=_SECONDS)
+        gains = {s.text: s.gain for s in explanation.suggestions}
+        self.assertGreater(gains["prefetch(tf.data.AUTOTUNE) at the end"], 1.3)
+
+    def test_a_prefetch_of_any_size_is_left_as_it_is(self):
+        explanation = data.explain(
+            _range().batch(_BATCH).prefetch(1), seconds=_SECONDS / 4
+        )
+        self.assertEmpty(explanation.suggestions)
+
     @parameterized.named_parameters(
         ("slow_parse", {"parse": _sleepy(2), "parallelism": 1}, "parse"),
         (
@@ -143,6 +161,26 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         self.assertStartsWith(best.text, "cache='memory'")
         self.assertGreater(best.gain, 1.5)
 
+    @pytest.mark.crossing
+    def test_no_prefetch_of_a_pipeline(self):
+        def lookup(index):
+            slept = tf.numpy_function(_wait, [index], tf.int64)
+            return tf.ensure_shape(slept, [None])
+
+        def _wait(index):
+            time.sleep(16e-3)
+            return index
+
+        source = dataclasses.replace(
+            data.arrays(np.arange(100_000)), gather=lookup
+        )
+        pipeline = data.pipeline(
+            source, batch_size=_BATCH, prefetch=0, parallelism=1
+        )
+        explanation = data.explain(pipeline, seconds=_SECONDS)
+        gains = {s.text: s.gain for s in explanation.suggestions}
+        self.assertGreater(gains["prefetch=tf.data.AUTOTUNE"], 1.3)
+
 
 class DerivedTest(tf.test.TestCase):
     """A pipeline that the user has repeated and mapped."""
@@ -158,10 +196,13 @@ class DerivedTest(tf.test.TestCase):
         self.assertEqual(pipeline.position.value, (0, 2, 8))
         explanation = data.explain(derived, seconds=0.05)
         self.assertEqual(pipeline.position.value, (0, 2, 8))
-        # The user's map, and none of the pipeline's six maps.
-        self.assertEqual(
+        # The user's map and a prefetch, none of the pipeline's six maps.
+        self.assertCountEqual(
             [suggestion.text for suggestion in explanation.suggestions],
-            ["num_parallel_calls=AUTOTUNE for the map"],
+            [
+                "num_parallel_calls=AUTOTUNE for the map",
+                "prefetch(tf.data.AUTOTUNE) at the end",
+            ],
         )
 
 

@@ -23,8 +23,8 @@ class StageTime:
 class Suggestion:
     """A change, and how much faster the pipeline is with it.
 
-    The gain is the rate with the change over the rate without, estimated from
-    the times of the stages.
+    The gain is the rate with the change over the rate without: measured for
+    prefetching, else estimated from the times of the stages.
     """
 
     text: str

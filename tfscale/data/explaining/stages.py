@@ -33,6 +33,26 @@ def prefixes(dataset: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
     return _chain_prefixes(dataset)
 
 
+def with_prefetch(
+    dataset: tf.data.Dataset,
+) -> tuple[str, tf.data.Dataset] | None:
+    """A change to prefetching that tf.data tunes, and the changed dataset.
+
+    None if a pipeline prefetches so already, and if another dataset ends with
+    `prefetch`, of any number.
+    """
+    if isinstance(dataset, ResumableDataset):
+        recipe = dataset.recipe
+        if recipe.prefetch == _AUTO:
+            return None
+        recipe = dataclasses.replace(recipe, prefetch=_AUTO)
+        changed = chain.build(recipe, Position(0))
+        return "prefetch=tf.data.AUTOTUNE", changed
+    if _timed(dataset)[-1].is_a("Prefetch"):
+        return None
+    return "prefetch(tf.data.AUTOTUNE) at the end", dataset.prefetch(_AUTO)
+
+
 def estimates(
     dataset: tf.data.Dataset, times: Sequence[StageTime]
 ) -> Iterator[Suggestion]:

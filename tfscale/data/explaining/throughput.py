@@ -1,4 +1,4 @@
-"""The throughput of a dataset, without a consumer."""
+"""The throughput of a dataset, also for a consumer that works on batches."""
 
 import dataclasses
 import time
@@ -37,6 +37,7 @@ def benchmark(
     dataset: tf.data.Dataset,
     *,
     seconds: float = 2.0,
+    step_seconds: float = 0.0,
     warm_up_seconds: float = 0.0,
 ) -> Throughput:
     """Measures how fast a dataset gives batches.
@@ -48,6 +49,8 @@ def benchmark(
     Args:
         dataset: `tf.data.Dataset`.
         seconds: Float, how long to measure.
+        step_seconds: Float, the time for which a consumer sleeps with each
+            batch, as a host does while an accelerator computes.
         warm_up_seconds: Float, the time before the measurement, in which the
             buffers of autotuning grow.
 
@@ -65,17 +68,17 @@ def benchmark(
     >>> benchmark(dataset, seconds=0.1).num_batches > 0
     True
     """
-    if seconds <= 0 or warm_up_seconds < 0:
+    if seconds <= 0 or step_seconds < 0 or warm_up_seconds < 0:
         raise ValueError(
-            "`seconds` must be more than 0, and `warm_up_seconds` not less. "
-            f"Received: seconds={seconds!r}, "
+            "`seconds` must be more than 0, and the others not less. Received: "
+            f"seconds={seconds!r}, step_seconds={step_seconds!r}, "
             f"warm_up_seconds={warm_up_seconds!r}."
         )
     with positions_kept(dataset):
-        return _measured(dataset, seconds, warm_up_seconds)
+        return _measured(dataset, seconds, step_seconds, warm_up_seconds)
 
 
-def _measured(dataset, seconds, warm_up_seconds):
+def _measured(dataset, seconds, step_seconds, warm_up_seconds):
     begin = time.perf_counter()
     iterator = iter(dataset)
     if next(iterator, None) is None:
@@ -94,5 +97,7 @@ def _measured(dataset, seconds, warm_up_seconds):
                         "generator anew for each iteration."
                     )
             count += 1
+            if step_seconds:
+                time.sleep(step_seconds)
         elapsed = time.perf_counter() - begin
     return Throughput(elapsed / count, first, count)
