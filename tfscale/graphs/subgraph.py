@@ -108,8 +108,12 @@ class Subgraph:
             # Nodes that only return their input are left out.
             if node.name not in tensors and returned.get(node.name) is None:
                 # Tensors given are ready: no operation waits for them.
-                inputs = [i for i in node.input if i[1:] not in tensors]
-                used.update(source.split(":")[0] for source in inputs)
+                inputs = [
+                    source
+                    for source in node.input
+                    if not (source[0] == "^" and source[1:] in tensors)
+                ]
+                used.update(map(_node_of, inputs))
                 graph_def.node.add(
                     name=node.name,
                     op=node.op,
@@ -135,13 +139,10 @@ class Subgraph:
         In a step they would stand once per microbatch: a tenth of the graph.
         """
         placeholders = {*self.feeds, *self.captures}
-        used = {
-            source.lstrip("^").split(":")[0]
-            for node in self.graph_def.node
-            for source in node.input
-        }
+        nodes = self.graph_def.node
+        used = {_node_of(source) for node in nodes for source in node.input}
         returned: dict[str, str | None] = {}
-        for node in self.graph_def.node:
+        for node in nodes:
             if (
                 node.name in self.fetches
                 and node.name not in used
