@@ -66,7 +66,7 @@ def waiting_step(model, strategy, seconds, rows):
         return strategy.run(replica_step)
 
     def step():
-        # As in `fit`; and Grappler leaves out what no operation takes.
+        # Grappler leaves out what no operation takes, also as `fit` has it.
         with no_grappler():
             return run()
 
