@@ -49,9 +49,8 @@ class FollowedEpochs(in_place.Mixin):
     on_iterator: Callable[[], None] | None = None
     num_drawn = 0
     _num_with_step = 0
-    # Whether an epoch has not begun, and how many of its steps are finished.
-    _is_new = False
-    _done = 0
+    # How many steps of an epoch are finished; None before it begins.
+    _done: int | None = 0
 
     @contextlib.contextmanager
     def catch_stop_iteration(self):
@@ -68,13 +67,13 @@ class FollowedEpochs(in_place.Mixin):
         return super()._get_iterator()
 
     def __iter__(self):
-        self._is_new = True
+        self._done = None
         return super().__iter__()
 
     def __next__(self):
-        if self._is_new and self.watcher is not None:
-            self._done = self.watcher.begin_epoch()
-        self._is_new = False
+        if self._done is None:
+            watcher = self.watcher
+            self._done = 0 if watcher is None else watcher.begin_epoch()
         begin, end, iterator = super().__next__()
         if self.watcher is not None:
             while begin < self._done:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import instances
+from tfscale.collectives import rank_collectives
 from tfscale.context import step_context
 from tfscale.optimizers.lars import LARS
 
@@ -310,5 +311,6 @@ def _on_shards(optimizer):
 
 def _reading_shards(optimizer):
     """Within it, variables are this rank's and replica's shards."""
-    update = _on_shards(optimizer)
-    return update.reading_shards() if update else contextlib.nullcontext()
+    if _on_shards(optimizer) is None:
+        return contextlib.nullcontext()
+    return rank_collectives.local_shards()

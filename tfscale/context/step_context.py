@@ -28,7 +28,8 @@ class RankState:
         graph: The graph in which ranks call layers and meet, or None.
         replica: The number of the replica, a tensor, in a function that is
             traced once for all of them; else None.
-        reads_shards: Whether a sharded variable is this rank's shard.
+        reads_shards: Whether a sharded variable is this rank's shard and, in
+            an update, this replica's.
         gradients_are_partial: Whether whole variables are used on a shard of
             something, so that their gradients are summed over the ranks.
         given_shards: Tensors that stand for shards, by `id(variable)`.
@@ -120,14 +121,12 @@ class Update:
         is_on_trial: Whether what is assigned is only checked.
         is_in_branch: Whether it is in a branch, where ranks exchange nothing.
         new_shards: New values of local shards; see `local_shard.LocalShard`.
-        reads_local_shards: Whether variables read as this replica's shards.
         norms: Norms of weights and gradients, by variable.
     """
 
     is_on_trial: bool = False
     is_in_branch: bool = False
     new_shards: dict = dataclasses.field(default_factory=dict)
-    reads_local_shards: bool = False
     norms: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 

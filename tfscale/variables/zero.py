@@ -21,7 +21,6 @@ Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models (2020), section 5.1 (P_os) and section 7.
 """
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -124,21 +123,12 @@ class OptimizerStateSharding:
 
     @property
     def reads_local_shards(self) -> bool:
-        """Whether this thread runs inside `reading_local_shards`."""
-        update = step_context.current().update
-        return update is not None and update.reads_local_shards
-
-    @contextlib.contextmanager
-    def reading_local_shards(self):
-        """Within it, a strategy's `update` passes local shards.
+        """Whether a strategy's `update` passes local shards in this thread.
 
         Components are as the step before left them, until `all_gather`.
         """
-        update = step_context.current().update
-        if update is not None:
-            update = dataclasses.replace(update, reads_local_shards=True)
-        with step_context.within(update=update):
-            yield
+        step = step_context.current()
+        return step.update is not None and step.ranks.reads_shards
 
     def all_gather(self, variables: Sequence[keras.Variable]) -> None:
         """Gathers the shards of variables that replicas have updated.

@@ -1,6 +1,5 @@
 """The updates of an optimizer of a mesh; see `adapters/optimizer.py`."""
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -133,15 +132,6 @@ class MeshUpdate:
             return clipping.clip(optimizer, grads, variables, extended)
         return grads
 
-    @contextlib.contextmanager
-    def reading_shards(self):
-        """Within it, variables are this rank's and replica's shards."""
-        with (
-            rank_collectives.local_shards(),
-            self.states.reading_local_shards(),
-        ):
-            yield
-
     def holds_everywhere(self, fact: tf.Tensor) -> tf.Tensor:
         """Whether a condition holds on all ranks and sharded replicas."""
         fails = tf.cast(tf.logical_not(fact), tf.float32)
@@ -159,7 +149,7 @@ class MeshUpdate:
         if not given:
             return []
         variables, grads = zip(*given)
-        with self.reading_shards():
+        with rank_collectives.local_shards():
             weights = [
                 tf.convert_to_tensor(self.states.local_shard(variable))
                 for variable in variables
