@@ -35,6 +35,7 @@ from tfscale.mesh.shared_call import SharedCall
 from tfscale.mesh.update import mixed_update
 from tfscale.mesh.update.shared_updates import SharedUpdates
 from tfscale.mesh.variable_creator import VariableCreator
+from tfscale.step import shard_errors
 from tfscale.step import whole
 from tfscale.step.packed_logs import PackedLogs
 from tfscale.variables import zero
@@ -226,7 +227,8 @@ class MeshExtended(symbols.MirroredExtended):
         # A `tf.function` has a separate graph in each replica, in which
         # replicas cannot exchange values.
         if not isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            fn = whole.explaining(whole.with_input_dependencies(fn))
+            explained = shard_errors.explained(whole.model_of(fn))
+            fn = explained(whole.with_input_dependencies(fn))
             if self._num_replicas_in_sync > 1:
                 prepare(fn)
                 fn = whole.prepared(fn, is_divided)

@@ -7,17 +7,25 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
+from tfscale.adapters.model import StagedModel
 from tfscale.variables.of_variable import sharding_of
 
 _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
 
 
 @contextlib.contextmanager
-def explained(model: keras.Model) -> Iterator[None]:
-    """Explains an error of the model's own `train_step`, as a decorator too."""
+def explained(model: keras.Model | None) -> Iterator[None]:
+    """Explains an error of a model's own `train_step`, as a decorator too."""
     try:
         yield
     except ValueError as error:
+        if (
+            model is None
+            or isinstance(model, StagedModel)
+            or attributes.is_step_of_keras(model.train_step)
+        ):
+            raise
         variables = model.trainable_variables
         sharded = [v.path for v in variables if sharding_of(v).is_sharded]
         graph = tf.compat.v1.get_default_graph()

@@ -21,7 +21,6 @@ from tfscale.adapters.optimizer import adapt_capturing
 from tfscale.adapters.optimizer import optimizers_of
 from tfscale.context import step_context
 from tfscale.step import batch_norm
-from tfscale.step import shard_errors
 from tfscale.step.batch_shard import BatchShard
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
@@ -191,19 +190,6 @@ def _of_any_rows(value):
         return value
     shape = [None, *value.shape[1:]]
     return tf.compat.v1.placeholder_with_default(value, shape)
-
-
-def explaining(fn: Callable) -> Callable:
-    """Has a function explain errors of shards in its `train_step`."""
-    model = model_of(fn)
-    if (
-        model is None
-        or isinstance(model, StagedModel)
-        or attributes.is_step_of_keras(model.train_step)
-    ):
-        return fn
-
-    return shard_errors.explained(model)(fn)
 
 
 def model_of(fn: Callable) -> keras.Model | None:
