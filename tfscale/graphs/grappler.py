@@ -70,7 +70,13 @@ def _cluster():
         index = device.name.rpartition(":")[-1]
         return symbols.device_properties.NamedDevice(
             name=f"/job:localhost/replica:0/task:0/device:{kind}:{index}",
-            properties={"type": kind, "environment": environment},
+            properties={
+                "type": kind,
+                "environment": environment,
+                "num_cores": 1,
+                "frequency": 1000,
+                "bandwidth": 1_000_000,
+            },
         )
 
     return symbols.grappler_cluster.Cluster(
