@@ -162,6 +162,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
         ("normalized", normalized, IMAGES),
         ("masked", masked_tokens, TOKENS, np.ones((11, 6, 2), "float32")),
     )
+    @pytest.mark.crossing(every=2)
     def test_numbers_are_those_of_a_call_of_each_replica(self, build, *data):
         self.assert_as_apart(
             build, *data, optimizer=lambda: keras.optimizers.SGD(0.1)
@@ -171,6 +172,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
         ("softmax", "categorical_crossentropy"),
         ("sigmoid", "binary_crossentropy"),
     )
+    @pytest.mark.crossing(every=2)
     def test_losses_that_look_behind_an_activation(self, activation, loss):
         # Keras takes the logits of the operation.
         def build():
@@ -216,7 +218,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
             with_other_weights,
         )
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_training_goes_on(self, change):
         def outcome():
             model = on_mesh(convolutions, data=2, optimizer="sgd")
@@ -275,6 +277,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
             lambda: keras.Sequential([layers.Reshape((8, 24)), layers.GRU(2)]),
         ),
     )
+    @pytest.mark.crossing(every=3)
     def test_what_may_know_the_replica_is_called_by_each(self, layer):
         def build():
             inputs = keras.Input((8, 8, 3))

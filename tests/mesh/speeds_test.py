@@ -173,19 +173,21 @@ class SameNumbersTest(parameterized.TestCase):
             same_numbers.assert_close(b, a, purpose)
 
     @parameterized.product(name=tuple(JOBS), speeds=((1, 2), (3, 0.5, 1)))
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_of_replicas(self, name, speeds):
         job = JOBS[name]
         self.check(job, same_numbers.plain(job, strategy_of(*speeds)))
 
     @parameterized.parameters(1, 2, 3)
     @mock.patch.object(zero, "MIN_ELEMENTS", 8)
+    @pytest.mark.crossing(every=3)
     def test_with_a_zero_stage(self, stage):
         job = JOBS["weights"]
         strategy = strategy_of(1, 2, zero_stage=stage)
         self.check(job, same_numbers.plain(job, strategy))
 
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_of_accumulated_gradients(self, jit_compile):
         accumulated = job(
             compile=lambda: dict(jit_compile=jit_compile),
@@ -201,6 +203,7 @@ class SameNumbersTest(parameterized.TestCase):
         self.check(JOBS["weights"], found)
 
     @parameterized.parameters("generator", "PyDataset", "unknown size")
+    @pytest.mark.crossing(every=3)
     def test_of_data(self, kind):
         batches = [(X[n : n + 7], Y[n : n + 7]) for n in (0, 7, 14)]
         spec = tuple(
@@ -244,6 +247,7 @@ class SameNumbersTest(parameterized.TestCase):
         same_numbers.assert_close(*means[::-1])
 
     @parameterized.parameters(((1, 2), (2, 1, 1)), ((1, 2), None))
+    @pytest.mark.crossing(every=2)
     def test_goes_on_with_other_speeds(self, before, after):
         folder = self.create_tempdir().full_path
 
@@ -273,6 +277,7 @@ class SameNumbersTest(parameterized.TestCase):
             same_numbers.assert_close(actual, value)
 
     @parameterized.parameters("1f1b", "interleaved", "auto")
+    @pytest.mark.crossing(every=3)
     def test_of_stages(self, schedule):
         job = JOBS["deep"]
         found = same_numbers.on_mesh(

@@ -5,6 +5,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -144,6 +145,7 @@ class SharedUpdatesTest(parameterized.TestCase):
         lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Muon()),
     )
+    @pytest.mark.crossing(every=4)
     def test_numbers_are_those_of_one_device(self, optimizer):
         expected = trained(optimizer, contextlib.nullcontext())
         found = trained(optimizer, mesh(data=3))
