@@ -599,9 +599,10 @@ sys.exit(192 + (1 if index == 0 else 5))
         )
         self.assertEqual(code, 192 + 1)
         self.assertEqual(output.count("] saved"), 2)
-        found = re.findall(r"\[worker 0\] attempt (.*)", output)
+        # Of all workers: one that dies may end another that has said nothing.
+        found = re.findall(r"\[worker \d\] attempt (.*)", output)
         self.assertEqual(
-            found,
+            list(dict.fromkeys(found)),
             [
                 "0 1,4,2,2 [0, 1]",
                 "1 1,4,4,4 [0, 1, 2, 3]",
