@@ -167,14 +167,15 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
         x = np.ones((ROWS, WIDTH), "float32")
         self.enter_context(mock.patch.object(measure, "_UNMEASURED", 0))
         self.enter_context(mock.patch.object(measure, "_MEASURED", 1))
-        # Of several steps the shortest: other processes disturbed it least.
-        steps = [self._step_of_both(model, x) for _ in range(15)]
-        _, shares_of_both = min(steps)
-        for profiled, measured in shares_of_both:
-            self.assertAllClose(profiled, measured, atol=0.02, rtol=0)
+        # One step alone may be interrupted between two of its operations.
+        steps = [self._bubbles_of_both(model, x) for _ in range(15)]
+        differences = [np.subtract(*of_both) for of_both in steps]
+        self.assertAllClose(
+            np.median(differences, axis=0), [0.0, 0.0], atol=0.02, rtol=0
+        )
 
-    def _step_of_both(self, model, x):
-        """The length of a step, and for each device its bubble by both."""
+    def _bubbles_of_both(self, model, x):
+        """The bubbles of both devices in a step: profiled, and in timelines."""
         folder = self.create_tempdir().full_path
         with (
             tf.profiler.experimental.Profile(folder),
@@ -196,10 +197,10 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
             sum(s.end - s.start for s in spans if s.device == index)
             for index in range(len(devices))
         ]
-        return end, [
-            (found[device].bubble * scale, 1 - each / end)
-            for device, each in zip(devices, busy)
-        ]
+        return (
+            [found[device].bubble * scale for device in devices],
+            [1 - each / end for each in busy],
+        )
 
     @parameterized.parameters(
         (None,),
