@@ -183,6 +183,11 @@ CASES = {
     "replicas": (MLP, on_replicas),
     # Its loop was an error: TensorFlow computed sizes of slices on CPU:0.
     "ranks, accumulation": (accumulated(WHOLE), on_two_ranks),
+    # It was an error: TensorFlow folded constants of clusters to CPU:0.
+    "stages on ranks, validation": (
+        dataclasses.replace(MLP, fit=dict(validation_data=(X, X))),
+        lambda one: same_numbers.on_mesh(one, 2, 2, 1, 2),
+    ),
 }
 CROSSING = {
     "ranks": (MLP, on_two_ranks),
@@ -223,7 +228,6 @@ CROSSING = {
     ),
     # A stage that is compiled as a whole draws other masks.
     "stages": (PLAIN, lambda one: same_numbers.on_mesh(one, 2, 2)),
-    "stages on ranks": (MLP, lambda one: same_numbers.on_mesh(one, 2, 2, 1, 2)),
 }
 
 

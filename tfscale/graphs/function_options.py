@@ -22,17 +22,28 @@ def no_grappler() -> contextlib.AbstractContextManager[None]:
     return _of_thread(turn_off)
 
 
-def assembled() -> contextlib.AbstractContextManager[None]:
+def assembled(
+    *, of_clusters: bool = False
+) -> contextlib.AbstractContextManager[None]:
     """Within it, this thread calls functions of operations that are optimized.
 
     Grappler only adds the operations of functions that are called, and drops
     control dependencies that follow from others: between devices each is a
-    message.
+    message. All of Grappler together has made cycles of the order of stages,
+    and has left out what it had done.
+
+    Args:
+        of_clusters: Whether XLA compiles clusters of them. Constants are folded
+            before: what TensorFlow folds in a cluster it places on CPU:0, and
+            no cluster can be on two CPU devices.
     """
 
     def keep(config):
         options = config.graph_options.rewrite_options
         options.optimizers[:] = ["function", "dependency"]
+        if of_clusters:
+            options.optimizers.append("constfold")
+            config.graph_options.optimizer_options.global_jit_level = _ON
         options.meta_optimizer_iterations = options.ONE
         options.disable_tfg_optimizer = True
 

@@ -19,7 +19,6 @@ from tfscale.adapters.model import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.context import step_context
 from tfscale.graphs.function_options import assembled
-from tfscale.graphs.function_options import clusters
 from tfscale.graphs.function_options import outermost
 from tfscale.mesh.gradient_reduction import shard_gradient
 from tfscale.mesh.models.wrapped_model import WrappedModel
@@ -273,12 +272,11 @@ class PipelineTrainer(WrappedModel, StagedModel):
     def _outermost(self, function, drawing=lambda function: function):
         if getattr(function, "is_outermost", False):
             return function
-        # To leave Grappler out as well gained nothing.
-        options = clusters if self._has_clusters else assembled
         return outermost(
             drawing(function),
             lambda: failures.explained(self._plan.stages),
-            options,
+            # To leave Grappler out as well gained nothing.
+            lambda: assembled(of_clusters=self._has_clusters),
         )
 
     def _check_built(self):
