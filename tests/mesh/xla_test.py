@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import json
+import math
 import os
 import tempfile
 
@@ -316,6 +317,9 @@ class BatchesTest(tf.test.TestCase, parameterized.TestCase):
     def check_predictions(self, **sizes):
         with strategy_for(**sizes).scope():
             model = mlp()
+            if "pipeline" in sizes:
+                # Batches of rows that three microbatches do not divide.
+                model = tfscale.PipelineModel(model, num_microbatches=3)
             model.compile("sgd", "mse")
             expected = model.predict(X, batch_size=16, verbose=0)
             loss = model.evaluate(X, X, batch_size=16, verbose=0)
@@ -327,13 +331,16 @@ class BatchesTest(tf.test.TestCase, parameterized.TestCase):
         with executed_functions() as found:
             compiled = model.evaluate(X, X, batch_size=16, verbose=0)
         self.assertAllClose(compiled, loss, rtol=1e-6)
-        self.assertLen(clusters_by_device(found), 2)
+        self.assertLen(clusters_by_device(found), math.prod(sizes.values()))
 
     def test_predictions_of_a_model_that_was_not_trained(self):
         self.check_predictions(data=2)
 
     def test_predictions_of_model_ranks(self):
         self.check_predictions(model=2)
+
+    def test_predictions_of_stages_on_ranks(self):
+        self.check_predictions(pipeline=2, model=2)
 
     @pytest.mark.crossing
     def test_one_by_one_and_no_other_function_of_the_process(self):

@@ -46,8 +46,11 @@ def _stays_outside(op):
         # for another CPU device; one cluster cannot have two.
         return "GPU" not in op.device.upper()
     return (
+        # It hides a number, which TensorFlow would fold within a cluster, and
+        # place on CPU:0.
+        op.type == "PlaceholderWithDefault"
         # Devices wait for each other in them.
-        op.type.startswith(("Collective", "Nccl"))
+        or op.type.startswith(("Collective", "Nccl"))
         or random_operations.draws_from_seed(op.type)
         or random_operations.draws_from_state(op.type)
     )
