@@ -320,6 +320,7 @@ class OneAfterTheOtherTest(absltest.TestCase):
         ):
             same_numbers.assert_close(a, b, a.path)
 
+    @pytest.mark.crossing
     def test_with_and_without_it(self):
         both = GradientAccumulation(3), GradientAccumulation(2)
         model = self.train(

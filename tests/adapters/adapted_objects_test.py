@@ -73,6 +73,7 @@ def train(wrap, strategy, callbacks=()):
 
 
 class OrderTest(parameterized.TestCase):
+    @pytest.mark.crossing
     def test_of_a_pipeline_on_three_axes(self):
         found = train(
             lambda model: tfscale.PipelineModel(model, 2, balance=["norm"]),

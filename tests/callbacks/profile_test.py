@@ -168,7 +168,7 @@ class ProfileTest(parameterized.TestCase, tf.test.TestCase):
         self.enter_context(mock.patch.object(measure, "_UNMEASURED", 0))
         self.enter_context(mock.patch.object(measure, "_MEASURED", 1))
         # One step alone may be interrupted between two of its operations.
-        steps = [self._bubbles_of_both(model, x) for _ in range(15)]
+        steps = [self._bubbles_of_both(model, x) for _ in range(9)]
         differences = [np.subtract(*of_both) for of_both in steps]
         self.assertAllClose(
             np.median(differences, axis=0), [0.0, 0.0], atol=0.02, rtol=0

@@ -277,6 +277,7 @@ class ThroughputTest(tf.test.TestCase, parameterized.TestCase):
             self.assertIn("examples_per_second", file.readline())
 
     @parameterized.parameters(None, [[1, 2]], [[3, 1]])
+    @pytest.mark.crossing(every=3)
     def test_ragged_batches_count_as_they_are(self, speeds):
         # Of 4, 4 and 2 rows, in 120 ms each; the last is traced anew. By speed
         # replicas have 1 + 3, 1 + 3, 1 + 1 rows, or 3 + 1, 3 + 1 and 2 + 0.

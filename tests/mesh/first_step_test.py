@@ -5,6 +5,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -46,6 +47,7 @@ class FirstStepTest(tf.test.TestCase, parameterized.TestCase):
         return model
 
     @parameterized.parameters({"data": 2}, {"data": 1}, {"pipeline": 2})
+    @pytest.mark.crossing(every=3)
     def test_a_long_trace_is_said_once(self, **axes):
         model = self.model(SlowToTrace(), **axes)
         self.assertEqual(self.times_printed(model, 0.1, epochs=2), 1)
@@ -57,6 +59,7 @@ class FirstStepTest(tf.test.TestCase, parameterized.TestCase):
         ({"data": 1}, False),
         ({"data": 2, "pipeline": 2}, False),
     )
+    @pytest.mark.crossing(every=3)
     def test_replicas_are_told_what_is_traced_once(self, axes, is_told):
         said = self.printed(self.model(SlowToTrace(), **axes), 0.1)
         self.assertIn("Tracing and compiling", said)

@@ -162,7 +162,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
         ("normalized", normalized, IMAGES),
         ("masked", masked_tokens, TOKENS, np.ones((11, 6, 2), "float32")),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_numbers_are_those_of_a_call_of_each_replica(self, build, *data):
         self.assert_as_apart(
             build, *data, optimizer=lambda: keras.optimizers.SGD(0.1)
@@ -193,6 +193,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
         extended = model.distribute_strategy.extended
         self.assertFalse(shared_model.can_share(extended, model))
 
+    @pytest.mark.crossing
     def test_a_model_that_compute_loss_calls_again(self):
         class Again(keras.Model):
             def compute_loss(self, x, y, y_pred, *args, **kwargs):
@@ -218,7 +219,7 @@ class SharedCallTest(tf.test.TestCase, parameterized.TestCase):
             with_other_weights,
         )
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=5)
     def test_training_goes_on(self, change):
         def outcome():
             model = on_mesh(convolutions, data=2, optimizer="sgd")

@@ -173,21 +173,21 @@ class SameNumbersTest(parameterized.TestCase):
             same_numbers.assert_close(b, a, purpose)
 
     @parameterized.product(name=tuple(JOBS), speeds=((1, 2), (3, 0.5, 1)))
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=12)
     def test_of_replicas(self, name, speeds):
         job = JOBS[name]
         self.check(job, same_numbers.plain(job, strategy_of(*speeds)))
 
     @parameterized.parameters(1, 2, 3)
     @mock.patch.object(zero, "MIN_ELEMENTS", 8)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_with_a_zero_stage(self, stage):
         job = JOBS["weights"]
         strategy = strategy_of(1, 2, zero_stage=stage)
         self.check(job, same_numbers.plain(job, strategy))
 
     @parameterized.parameters(False, True)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_of_accumulated_gradients(self, jit_compile):
         accumulated = job(
             compile=lambda: dict(jit_compile=jit_compile),
@@ -196,6 +196,7 @@ class SameNumbersTest(parameterized.TestCase):
         found = same_numbers.plain(accumulated, strategy_of(1, 2))
         self.check(JOBS["dense"], found)
 
+    @pytest.mark.crossing
     def test_of_a_pipeline_on_each_replica(self):
         found = same_numbers.on_mesh(
             JOBS["weights"], 1, 2, num_replicas=2, speeds=[1, 2]
@@ -247,7 +248,7 @@ class SameNumbersTest(parameterized.TestCase):
         same_numbers.assert_close(*means[::-1])
 
     @parameterized.parameters(((1, 2), (2, 1, 1)), ((1, 2), None))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_goes_on_with_other_speeds(self, before, after):
         folder = self.create_tempdir().full_path
 

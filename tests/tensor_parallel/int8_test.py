@@ -188,6 +188,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual(num_products(one, TOKENS), 12)
 
+    @pytest.mark.crossing
     def test_layers_that_have_run_on_ranks(self):
         """Keras passed over each EinsumDense that comes sharded, silently.
 
@@ -323,7 +324,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         ("mlp", dict(data=2, pipeline=2, model=2)),
         ("gpt", dict(model=2)),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing
     def test_lora_is_trained_on_int8(self, name, axes):
         x = MODELS[name][1]
 

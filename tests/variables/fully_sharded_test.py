@@ -307,7 +307,7 @@ def divided(model):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*JOBS)
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing(every=20)
     def test_of_one_device_and_of_replicas_that_have_all_weights(self, name):
         outcome = train(JOBS[name], 3)
         self.assertNotEmpty(divided(outcome.model))
@@ -338,7 +338,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, expected, train(job, 3, data))
 
     @parameterized.parameters(*zero_test.ON_RANKS, "block_adam")
-    @pytest.mark.crossing(every=7)
+    @pytest.mark.crossing
     def test_of_one_device_with_model_ranks(self, name):
         job, layouts = zero_test.JOBS.get(name), optimizer_test.LAYOUTS
         if name == "block_adam":  # with attention

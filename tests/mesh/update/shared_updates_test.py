@@ -91,6 +91,7 @@ def mesh(**axes):
 
 class SharedUpdatesTest(parameterized.TestCase):
     @parameterized.parameters({}, {"model": 2})
+    @pytest.mark.crossing(every=2)
     def test_all_have_one_trace(self, **ranks):
         counts = []
         for replicas in (1, 2):
@@ -100,6 +101,7 @@ class SharedUpdatesTest(parameterized.TestCase):
         self.assertGreater(counts[0], 0)
         self.assertEqual(counts[0], counts[1])
 
+    @pytest.mark.crossing
     def test_xla_compiles_what_each_traces(self):
         # One cluster would have operations of both replicas.
         counts = []
@@ -110,6 +112,7 @@ class SharedUpdatesTest(parameterized.TestCase):
         self.assertGreater(counts[1], counts[0])
 
     @parameterized.parameters(dict(data=2), dict(model=2))
+    @pytest.mark.crossing(every=2)
     def test_an_update_waits_for_what_a_step_says(self, **axes):
         with mesh(**axes):
             model, optimizer = build(), keras.optimizers.Adam()
@@ -145,13 +148,14 @@ class SharedUpdatesTest(parameterized.TestCase):
         lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Muon()),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_numbers_are_those_of_one_device(self, optimizer):
         expected = trained(optimizer, contextlib.nullcontext())
         found = trained(optimizer, mesh(data=3))
         for of_one, of_replicas in zip(expected, found, strict=True):
             np.testing.assert_allclose(of_replicas, of_one, 2e-5, 1e-6)
 
+    @pytest.mark.crossing
     def test_ranks_update_their_shards(self):
         expected = trained(keras.optimizers.Adam, contextlib.nullcontext())
         found = trained(keras.optimizers.Adam, mesh(data=2, model=2))
