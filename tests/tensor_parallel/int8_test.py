@@ -188,7 +188,6 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual(num_products(one, TOKENS), 12)
 
-    @pytest.mark.crossing
     def test_layers_that_have_run_on_ranks(self):
         """Keras passed over each EinsumDense that comes sharded, silently.
 

@@ -29,8 +29,8 @@ def assembled(
 
     Grappler only adds the operations of functions that are called, and drops
     control dependencies that follow from others: between devices each is a
-    message. All of Grappler together has made cycles of the order of stages,
-    and has left out what it had done.
+    message. All of its optimizers together can make a cycle of the order of
+    stages; TensorFlow then ignores what they did.
 
     Args:
         of_clusters: Whether XLA compiles clusters of them. Constants are folded
